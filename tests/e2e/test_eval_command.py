@@ -46,7 +46,7 @@ def drop_times(data: Any) -> Any:
 
 
 @pytest.mark.timeout(900)  # six evaluations, on a machine that may be busy
-async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
+async def test_killed_and_resumed_or_sharded_evaluations_equal_an_undisturbed_one(
     project: Project, isolating: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.path)

@@ -122,7 +122,7 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
 
 
-def test_an_agent_of_the_settings_keeps_its_options_when_it_is_named(isolating: None) -> None:
+def test_a_configured_agent_keeps_its_options_when_named_again(isolating: None) -> None:
     """The tiny policy knows the short prompt only; with the long one no request would fit."""
     [named] = plan_evaluations("hello", ["eval.tasks=1"], ["builtin:tiny"], agents=["direct", "nano"])
     [plain] = plan_evaluations("hello", ["eval.tasks=1"], ["builtin:tiny"])
@@ -264,7 +264,7 @@ async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
     assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
 
 
-def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
+def test_policies_with_conflicting_engines_are_measured_in_turn(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers of two models on the same GPUs run in turn; equal names and Ray are refused."""

@@ -1,4 +1,4 @@
-"""Episodes on a real Ray: the same as on one machine, also where one of two nodes is killed."""
+"""Episodes on a real Ray equal those on one machine, also if one of two nodes is killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def project(project: Project, isolating: None) -> Project:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Two nodes for actors, one each, beside that of the run itself."""
+    """Two nodes with one actor each, besides the run's own."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
@@ -43,14 +43,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def essence(episode: Episode) -> tuple[Any, ...]:
-    """An episode but for times."""
+    """An episode without times."""
     turns = [replace(turn, started=0.0, ended=0.0, digest="") for turn in episode.turns]
     scores = [(score.name, score.value) for score in episode.scores]
     return episode.id, episode.task_id, episode.ending, turns, episode.patch, scores, episode.side
 
 
 def result(project: Project) -> tuple[list[Any], list[Any]]:
-    """What a run has come to: its whole episodes without the numbers of their retries, and the weights of its steps."""
+    """A run's valid episodes without retry numbers, and the weights of its steps."""
     records = project.records()
     made = [each for each in logged_episodes(iter(records)) if each.ending is not Ending.VOID]
     plain = sorted(essence(replace(each, id=each.id.partition("-retry")[0])) for each in made)
@@ -58,7 +58,7 @@ def result(project: Project) -> tuple[list[Any], list[Any]]:
 
 
 def trained(project: Project, name: str, *overrides: str) -> Project:
-    """A run of its own folder."""
+    """Train in a separate folder."""
     home = project.path / name
     home.mkdir()
     made = replace(project, path=home)
@@ -74,8 +74,8 @@ def test_results_are_those_of_one_machine(project: Project) -> None:
     assert len(result(here)[1]) == 3
 
 
-def under_way(project: Project) -> list[int]:
-    """Of each episode that is not over, how many turns it has."""
+def count_turns_under_way(project: Project) -> list[int]:
+    """Number of turns of each unfinished episode."""
     turns: dict[str, int] = {}
     for each in project.records():
         if each["type"] == "episode":
@@ -94,10 +94,10 @@ async def test_a_node_that_is_killed_costs_its_attempts_and_nothing_else(project
     settings = (*ON_RAY, f"rollout.ray.address={cluster.address}", "rollout.concurrency=4", "run.steps=6")
     with there.started("train", str(project.config), *settings) as process:
         await wait_until(
-            process, lambda: sum(map(bool, under_way(there))) > 2
-        )  # more than one actor takes: there are both
-        # without a first turn they are on both nodes, and get no further while the run stands still
-        await freeze_when(process, lambda: under_way(there) == [0, 0, 0, 0])
+            process, lambda: sum(map(bool, count_turns_under_way(there))) > 2
+        )  # more than one actor takes, so both work
+        # episodes without a turn are on both nodes, and wait while the run is stopped
+        await freeze_when(process, lambda: count_turns_under_way(there) == [0, 0, 0, 0])
         cluster.remove_node(cluster.workers[0], allow_graceful=False)
         process.send_signal(signal.SIGCONT)
         printed = "".join(map(str, process.communicate(timeout=300)))
@@ -110,11 +110,11 @@ async def test_a_node_that_is_killed_costs_its_attempts_and_nothing_else(project
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"), [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "does not answer")], ids=["dies", "hangs"]
+    ("sent", "message"), [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "does not answer")], ids=["dies", "hangs"]
 )
 @pytest.mark.by_hand
 async def test_a_head_that_ends_ends_the_run_which_goes_on_without_ray(
-    sent: signal.Signals, said: str, project: Project, cluster: Any
+    sent: signal.Signals, message: str, project: Project, cluster: Any
 ) -> None:
     there = replace(project, path=project.path / "headless")
     there.path.mkdir()
@@ -129,14 +129,14 @@ async def test_a_head_that_ends_ends_the_run_which_goes_on_without_ray(
     finally:
         head.send_signal(signal.SIGCONT)
     assert process.returncode == ExitCode.RUN_FAILED, printed
-    assert f"error: the head of the Ray cluster at {cluster.address} {said}" in printed and "--resume" in printed
+    assert f"error: the head of the Ray cluster at {cluster.address} {message}" in printed and "--resume" in printed
     wanted = f"run.steps={len(there.steps()) + 1}"
     there.train("rollout.executor=local", wanted, "--resume")
     assert result(there) == result(trained(project, "local", wanted))
 
 
 def test_the_slurm_job_starts_a_real_ray(project: Project, tmp_path: Path) -> None:
-    """With two nodes that are this machine: of Slurm itself this proves nothing."""
+    """Both nodes are this machine, and Slurm is a fake."""
     jobs, here = slurm.Cluster(tmp_path), socket.gethostname()
     (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\nprintf '{here}\\n{here}\\n'\n")
     shutil.copy(project.config, tmp_path / "a.toml")

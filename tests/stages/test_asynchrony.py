@@ -1,5 +1,5 @@
-"""The loop with engine and learner at once: real rollout, gateway and log, a scripted engine, and a learner whose
-weights are a digest of all that it was trained on."""
+"""The asynchronous loop: real rollout, gateway and log, a scripted engine, and weights that are a digest of all
+training data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TASKS_PER_STEP, ATTEMPTS, STEPS = 2, 2, 5
 
 
 class Engine(ScriptedEngine):
-    """Its replies are random letters by the seed; it emits a few at a time, as fast as `pace` has it."""
+    """Replies with random letters by the seed, in chunks at the random speed of `pace`."""
 
     def __init__(self, pace: random.Random) -> None:
         super().__init__(self._letters, chunk=3)
@@ -70,7 +70,7 @@ class Engine(ScriptedEngine):
 
 
 class Loudness(Reward):
-    """Hardly ever the same for two replies."""
+    """Almost always different for two replies."""
 
     name = "loudness"
 
@@ -80,7 +80,7 @@ class Loudness(Reward):
 
 
 class Policy:
-    """Learns for a while, and is live once it is done."""
+    """Learns for a random time, then serves the new version."""
 
     def __init__(self, config: Config, folder: RunFolder, engine: Engine, pace: random.Random) -> None:
         self.config, self.folder, self.engine, self.pace = config, folder, engine, pace
@@ -93,7 +93,7 @@ class Policy:
         self.version += 1
 
     async def restore(self, history: History) -> None:
-        """As the log has it, which must give the logged weights."""
+        """Replay the log, which must give the logged weights."""
         self.version, self.state = 0, "initial"
         for step, episodes in read_consumed_episodes(self.folder, history.steps).items():
             if (made := make_batch(episodes, self.config)).samples:
@@ -122,7 +122,7 @@ class Policy:
 
 
 @contextlib.asynccontextmanager
-async def parts_of(folder: RunFolder, model: Path, staleness: int, seed: int) -> AsyncIterator[TrainingContext]:
+async def make_parts(folder: RunFolder, model: Path, staleness: int, seed: int) -> AsyncIterator[TrainingContext]:
     run = {"name": folder.path.name, "dir": str(folder.path.parent), "steps": STEPS, "retries": 1}
     rollouts = {"tasks_per_step": TASKS_PER_STEP, "group_size": ATTEMPTS, "max_staleness": staleness}
     evaluation = {"before": False, "after": False}
@@ -160,8 +160,8 @@ def versions(turn: Turn) -> list[int]:
     return [span.version for span in turn.versions for _ in range(span.start, span.end)]
 
 
-def sampled_by(folder: RunFolder, staleness: int) -> list[tuple[float, float]]:
-    """After each step the tokens that its and earlier rates come to, and those of the turns in the log by then."""
+def count_sampled_tokens(folder: RunFolder, staleness: int) -> list[tuple[float, float]]:
+    """After each step, the tokens by the logged rates so far, and those of the logged turns."""
     found, said, sampled = list[tuple[float, float]](), 0.0, 0
     for record in folder.records():
         if record["type"] == "turn":
@@ -174,8 +174,8 @@ def sampled_by(folder: RunFolder, staleness: int) -> list[tuple[float, float]]:
     return found
 
 
-def check(folder: RunFolder, staleness: int) -> list[Episode]:
-    """A finished run: every attempt trained once, on tokens that are not too old, and all tokens accounted for."""
+def check_finished_run(folder: RunFolder, staleness: int) -> list[Episode]:
+    """Check that a finished run trained every attempt once, on recent tokens, and accounts for all tokens."""
     steps = read_history(folder).steps
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     names = [name.split("-retry")[0] for step in steps for name in step["episodes"]]
@@ -196,13 +196,13 @@ async def test_engine_and_learner_work_at_once_within_the_bound(
     staleness: int, miniature: Path, tmp_path: Path
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    async with parts_of(folder, miniature, staleness, seed=staleness) as parts:
+    async with make_parts(folder, miniature, staleness, seed=staleness) as parts:
         policy, engine = cast(Policy, parts.policy), cast(Engine, parts.engine)
         await train(parts, read_history(folder))
-    episodes = check(folder, staleness)
+    episodes = check_finished_run(folder, staleness)
     assert (policy.meanwhile > 0) == (staleness > 0)
     # turns that end while a step is written down are of the next; what is consumed would be a quarter of it at first
-    assert all(said == pytest.approx(logged, rel=0.3) for said, logged in sampled_by(folder, staleness))
+    assert all(said == pytest.approx(logged, rel=0.3) for said, logged in count_sampled_tokens(folder, staleness))
     turns = [turn for episode in episodes for turn in episode.turns]
     assert all(versions(turn) == engine.emitted[turn.output.ids] for turn in turns)
     assert any(len(turn.versions) > 1 for turn in turns) == (staleness > 0), "replies are carried over a weight change"
@@ -222,7 +222,7 @@ async def test_whatever_stops_it_nothing_is_lost_or_trained_twice(
     errors = {"interrupt": asyncio.CancelledError, "engine": HealthGateError, "learner": LearnerFault, "disk": RunError}
     append, moment, count = Log.append, chance.randrange(15, 40), 0
 
-    async with parts_of(folder, miniature, 2, seed) as parts:
+    async with make_parts(folder, miniature, 2, seed) as parts:
         running = asyncio.create_task(train(parts, read_history(folder)))
 
         def strike(log: Log, type: str, **fields: Any) -> None:
@@ -247,15 +247,15 @@ async def test_whatever_stops_it_nothing_is_lost_or_trained_twice(
     stopped = read_history(folder).step
     assert stopped < STEPS
 
-    async with parts_of(folder, miniature, 2, seed) as parts:
+    async with make_parts(folder, miniature, 2, seed) as parts:
         await train(parts, read_history(folder))
-    check(folder, 2)
+    check_finished_run(folder, 2)
 
 
 async def test_a_lower_bound_gives_up_what_is_too_old_and_attempts_it_again(miniature: Path, tmp_path: Path) -> None:
-    """After a resume: what was begun under the old bound is accounted for, and its tasks come again."""
+    """After a resume, groups begun under the old bound are accounted for and attempted again."""
     folder = RunFolder(tmp_path / "run")
-    async with parts_of(folder, miniature, 3, seed=0) as parts:
+    async with make_parts(folder, miniature, 3, seed=0) as parts:
         policy = cast(Policy, parts.policy)
         improve = policy.improve
 
@@ -268,7 +268,7 @@ async def test_a_lower_bound_gives_up_what_is_too_old_and_attempts_it_again(mini
         with pytest.raises(LearnerFault):
             await train(parts, read_history(folder))
     begun = {name: group.version for name, group in read_history(folder).begun.items()}
-    async with parts_of(folder, miniature, 0, seed=1) as parts:
+    async with make_parts(folder, miniature, 0, seed=1) as parts:
         await train(parts, read_history(folder))
     shed = [record for record in folder.records() if record["type"] == "shed"]
     old: set[str] = set()

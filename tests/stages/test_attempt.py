@@ -1,4 +1,4 @@
-"""crrl attempt and crrl tasks shell as their users call them: one task, by a model, by commands, or by hand."""
+"""crrl attempt and crrl tasks shell as users call them: one task, by a model, by commands, or by hand."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def mutant() -> tuple[Task, str]:
     return task, repair_of(task)
 
 
-async def called(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
-    """What `crrl attempt` prints: the result, and its work."""
+async def run_attempt(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+    """Run `crrl attempt`; returns stdout and stderr."""
     command = [*CRRL, "attempt", *arguments]
     done = await asyncio.to_thread(
         subprocess.run, command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
@@ -42,16 +42,16 @@ async def test_an_attempt_is_shown_as_it_is_made_and_kept(tmp_path: Path, isolat
     task, reply = mutant()
     async with ScriptedEndpoint([Answer(f"It is this:\n\n{reply}"), Answer("I do not know.")]) as server:
         given = ("mutants", task.id, *OPTIONS, "--policy", server.endpoint().base_url, "engine.options.model_name=x")
-        out, work = await called(tmp_path, *given, "-o", "runs/one")
+        out, work = await run_attempt(tmp_path, *given, "-o", "runs/one")
         shown = [line for line in task.prompt.splitlines() if line.strip()] + ["> It is this:", "the whole function"]
         assert all(line in work for line in shown) and out.startswith("diff --git a/")
         assert "ended       submitted after 1 tool calls (0 failed)" in work and "score       tests 1, weight 1" in work
         assert "reward      1, done" in work and len(server.requests) == 1
         [episode] = open_run(tmp_path / "runs/one").episodes("eval-00000")
         assert episode.reward == 1 and episode.patch.decode() == out
-        _, work = await called(tmp_path, *given, "-o", "runs/one", code=2)
+        _, work = await run_attempt(tmp_path, *given, "-o", "runs/one", code=2)
         assert "runs/one already holds a run" in work and "--resume" not in work
-        out, work = await called(tmp_path, *given, "select.holdout=0.001", "--json")
+        out, work = await run_attempt(tmp_path, *given, "select.holdout=0.001", "--json")
         found = json.loads(out)
         assert (found["reward"], found["patch"], found["reason"]) == (0, "", "submitted"), "whatever the score, exit 0"
         assert "no fenced block" in work and found["messages"][-1]["content"] == "I do not know."
@@ -62,20 +62,20 @@ async def test_faults_and_mistakes_are_no_scores(tmp_path: Path, isolating: None
     task, _ = mutant()
     async with ScriptedEndpoint([Answer(status=503)]) as server:
         given = (*OPTIONS, "--policy", server.endpoint().base_url, "engine.options.model_name=x", "run.retries=0")
-        _, work = await called(tmp_path, "mutants", task.id, *given, code=1)
+        _, work = await run_attempt(tmp_path, "mutants", task.id, *given, code=1)
         assert "503" in work and "reward      1" not in work
-        _, work = await called(tmp_path, "mutants", "mutants/grid", *given, code=2)
+        _, work = await run_attempt(tmp_path, "mutants", "mutants/grid", *given, code=2)
         assert "mutants evaluates no task mutants/grid" in work and "such as mutants/" in work
-    _, work = await called(tmp_path, "mutants", task.id, code=2)
+    _, work = await run_attempt(tmp_path, "mutants", task.id, code=2)
     assert f"fix: crrl attempt mutants {task.id} --policy RUN" in work
-    _, work = await called(tmp_path, "mutants", task.id, "select=5", "--policy", "builtin:tiny", code=2)
+    _, work = await run_attempt(tmp_path, "mutants", task.id, "select=5", "--policy", "builtin:tiny", code=2)
     assert "task source 'mutants': select is a table" in work
 
 
 async def test_a_config_brings_its_policy_agent_and_tasks(tmp_path: Path, isolating: None) -> None:
     """The policy, engine and agent of a shipped config; a task that it evaluates."""
     [first] = make_source("mutants", split="test", n=1)
-    out, work = await called(tmp_path, "hello", first.id)
+    out, work = await run_attempt(tmp_path, "hello", first.id)
     assert "* " in work and "score " in work and "ended " in work and isinstance(out, str)
 
 
@@ -92,7 +92,7 @@ LISTENS = (  # on the port of the terminal, which is an argument of the program 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A folder with a file of two tasks: one that can be opened, and one whose commit was never fetched."""
+    """A folder with two tasks: one that can be opened, and one whose commit is missing."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "add.py").write_text("def add(a, b):\n    return a - b\n")
     checks = {"commands": [{"argv": ["python", "check.py"]}], "restore": {"check.py": "import add\n"}}
@@ -105,16 +105,16 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(home: Path, *words: str, stdin: bytes = b"", code: int = 0) -> tuple[str, str]:
+def run_shell(home: Path, *words: str, stdin: bytes = b"", code: int = 0) -> tuple[str, str]:
     done = subprocess.run([*SHELL, *words], cwd=home, input=stdin, capture_output=True, timeout=60)
     assert done.returncode == code, done.stderr
     return done.stdout.decode(), done.stderr.decode()
 
 
 def test_commands_and_scripts_see_what_an_agent_sees_and_change_nothing(home: Path, isolating: None) -> None:
-    out, said = opened(home, "--", "sh", "-c", "ls; echo x > add.py; exit 5", code=5)
+    out, said = run_shell(home, "--", "sh", "-c", "ls; echo x > add.py; exit 5", code=5)
     assert out == "add.py\n" and "changes are discarded" in said
-    assert opened(home, "--checks", stdin=b"ls; git status --short; python3 -c 'import check'; cat add.py\n")[0] == (
+    assert run_shell(home, "--checks", stdin=b"ls; git status --short; python3 -c 'import check'; cat add.py\n")[0] == (
         "add.py\ncheck.py\n?? check.py\ndef add(a, b):\n    return a - b\n"
     )
     words = [word.replace("add", "gone") for word in SHELL]

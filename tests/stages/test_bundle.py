@@ -38,19 +38,19 @@ def test_hostile_runs_have_a_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("summary", "weights", "said"),
+    ("summary", "weights", "message"),
     [("{", "model.safetensors", "summary.json is damaged"), ("{}", "config.json", "has no weights")],
 )
-def test_what_is_damaged_is_told_and_no_folder_is_left(tmp_path: Path, summary: str, weights: str, said: str) -> None:
+def test_damage_is_reported_and_no_folder_is_left(tmp_path: Path, summary: str, weights: str, message: str) -> None:
     run = make_run(tmp_path / "run", {}, summary, weights)
-    with pytest.raises(CodeRepairError, match=said):
+    with pytest.raises(CodeRepairError, match=message):
         export_bundle(run, tmp_path / "out")
     with pytest.raises(UsageError, match="would hold itself"):
         export_bundle(run, run / "eval/bundle")
     assert not (tmp_path / "out").exists() and not (run / "eval/bundle").exists()
 
 
-def test_a_checkpoint_that_is_deleted_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_deleted_meanwhile_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run", {}, json.dumps(SUMMARY))
     gone = run / "checkpoints/00001/gone.safetensors"
     monkeypatch.setattr(export, "list_exported_files", lambda folder: [gone])

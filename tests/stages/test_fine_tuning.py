@@ -228,7 +228,7 @@ def test_one_path_is_enough_and_the_longest_example_is_as_long_as_the_model_read
     assert imitation.read_training_examples(data, TINY, tokens.load_codec(TINY)).train
 
 
-def test_what_is_to_be_learned_from_is_no_configuration(table: Path) -> None:
+def test_examples_in_place_of_a_config_are_refused(table: Path) -> None:
     with pytest.raises(UsageError, match="but no settings") as caught:
         command(str(table.parent))
     assert f"data.paths={table.parent}" in caught.value.fix
@@ -258,7 +258,7 @@ def test_examples_that_do_not_fit_are_named(changes: dict[str, Any], match: str,
     assert len(found.train) == 1 and [*found.dropped.values()] == [[bad.id]]
 
 
-def test_runs_that_call_their_attempts_alike_are_learned_from_together(table: Path, tmp_path: Path) -> None:
+def test_runs_with_equal_attempt_ids_are_learned_from_together(table: Path, tmp_path: Path) -> None:
     ours, theirs = read_examples(table)[1:3]
     for name, some in (("a", [ours]), ("b", [replace(theirs, id=ours.id)]), ("twice", [ours, ours])):
         write_examples(tmp_path / f"{name}.parquet", some)
@@ -269,13 +269,13 @@ def test_runs_that_call_their_attempts_alike_are_learned_from_together(table: Pa
             read(*(tmp_path / path for path in paths))
 
 
-async def test_an_engine_that_attempts_nothing_need_not_be_there(few: Path, tmp_path: Path) -> None:
+async def test_without_evaluations_the_engine_need_not_be_installed(few: Path, tmp_path: Path) -> None:
     words = arguments(few, tmp_path, "data.epochs=0.3", "engine=vllm", "engine.options.python=/nowhere/python")
     folder = await run(words)
     assert folder.about()["versions"]["vllm"] == "absent"
 
 
-async def test_of_the_weights_that_were_evaluated_only_the_last_are_kept(
+async def test_evaluations_keep_only_the_newest_weights(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = resolve_imitation(load_arguments(arguments(few, tmp_path, "eval.every=1", "data.epochs=0.3")))

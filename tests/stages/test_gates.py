@@ -154,7 +154,7 @@ def test_no_healthy_run_is_stopped(seed: int, steps: int, rising: float) -> None
     assert not [alarm for alarm in replay(healthy(steps, seed, rising=rising), settings(steps)) if alarm.stops]
 
 
-def test_what_goes_well_is_no_collapse_or_spike() -> None:
+def test_entropy_rising_with_reward_and_steady_kl_are_no_fault() -> None:
     run = settings(patience=4)
 
     def with_fault(fault: Callable[[Record, float], None]) -> list[str]:
@@ -285,11 +285,11 @@ def test_reward_up_and_tests_down_raises_it() -> None:
     ],
     ids=["learns", "tests stay", "only tests fall", "both fall", "fewer patches", "more patches"],
 )
-def test_other_runs_do_not(passed: Level, reward: Level, patches: Level) -> None:
+def test_other_runs_raise_no_alarm(passed: Level, reward: Level, patches: Level) -> None:
     assert first_alarm(log(40, passed, reward, patches)) == 0
 
 
-def test_it_is_false_no_more_often_than_it_says() -> None:
+def test_false_alarms_are_as_rare_as_stated() -> None:
     """The worst case: the reward surely rises, tests stay where they are. Of 120 runs 6 are expected at most."""
     runs = [log(MIN_STEPS, lambda done: 0.2, rising, seed=seed, groups=2) for seed in range(120)]
     assert sum(first_alarm(run) > 0 for run in runs) <= 12

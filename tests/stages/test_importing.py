@@ -1,4 +1,4 @@
-"""Trajectories in the formats of others become examples that say the same, and none of them is of what is measured."""
+"""Trajectories of other programs become the same examples, without those that overlap with evaluation sets."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def nano(folder: Path, when: str, *, model: str = "big-coder", finished: bool = 
     return made
 
 
-def imported(tmp_path: Path, form: str, *paths: Path) -> list[Example]:
+def import_examples(tmp_path: Path, form: str, *paths: Path) -> list[Example]:
     target = tmp_path / f"{form}.parquet"
     target.unlink(missing_ok=True)
     found = import_trajectories(form, paths, target, unchecked=True)
@@ -112,8 +112,8 @@ def imported(tmp_path: Path, form: str, *paths: Path) -> list[Example]:
     return examples
 
 
-def files(tmp_path: Path) -> Mapping[str, list[Path]]:
-    """The same conversation in each format."""
+def write_all_formats(tmp_path: Path) -> Mapping[str, list[Path]]:
+    """Write the same conversation in each format."""
     import pyarrow
     from pyarrow import parquet
 
@@ -129,7 +129,7 @@ def files(tmp_path: Path) -> Mapping[str, list[Path]]:
 
 
 def test_each_format_says_the_same_conversation(tmp_path: Path) -> None:
-    found = {form: imported(tmp_path, form, *paths) for form, paths in files(tmp_path).items()}
+    found = {form: import_examples(tmp_path, form, *paths) for form, paths in write_all_formats(tmp_path).items()}
     everything = [example for examples in found.values() for example in examples]
     assert len(everything) == 6 and set(found) | {"atif"} == set(FORMATS)
     for example in everything:
@@ -151,14 +151,14 @@ def test_what_we_export_is_read_back(tmp_path: Path) -> None:
     score = Score("tests", 1.0, passed=True)
     episode = Episode("e", "o__r-6", "eval", 0, "g", 0, Ending.DONE, turns=turns, patch=PATCH.encode(), scores=(score,))
     write_atif(ExportSource("run", {"": "nano"}, "1", "tiny"), [episode], tmp_path / "atif")
-    [example] = imported(tmp_path, "atif", tmp_path / "atif")
+    [example] = import_examples(tmp_path, "atif", tmp_path / "atif")
     assert list(example.messages) == EXPECTED
     assert (example.task_id, example.policy, example.agent) == ("o__r-6", "tiny", "nano")
     assert (example.passed, example.reward) == (True, 1.0)
 
 
-def measured(tmp_path: Path, **more: str) -> str:
-    """A source of one task that is measured on."""
+def write_evaluation_set(tmp_path: Path, **more: str) -> str:
+    """An evaluation set of one task."""
     row = {"id": "other__task-1", "prompt": "unlike", "language": "python", "answer": "yes", **more}
     (tmp_path / "measured.jsonl").write_text(json.dumps(row) + "\n")
     return f"jsonl path={tmp_path / 'measured.jsonl'}"
@@ -171,8 +171,8 @@ def measured(tmp_path: Path, **more: str) -> str:
 def test_what_overlaps_with_an_evaluation_set_is_refused_or_dropped_by_name(
     task: dict[str, str], why: str, tmp_path: Path
 ) -> None:
-    [path, *_] = files(tmp_path)["openhands"]
-    source, target = measured(tmp_path, **task), tmp_path / "x.parquet"
+    [path, *_] = write_all_formats(tmp_path)["openhands"]
+    source, target = write_evaluation_set(tmp_path, **task), tmp_path / "x.parquet"
     with pytest.raises(UsageError, match="no evaluation set is named"):
         import_trajectories("openhands", [path], target)
     if not why:
@@ -218,7 +218,7 @@ def test_finished_episodes_are_recovered_from_an_agents_own_logs(tmp_path: Path)
 
 
 def test_reports_say_which_passed_and_filters_take_these(tmp_path: Path) -> None:
-    paths = [files(tmp_path)["mini-swe-agent"][0], tmp_path / "o__r-7.traj.json"]
+    paths = [write_all_formats(tmp_path)["mini-swe-agent"][0], tmp_path / "o__r-7.traj.json"]
     paths[1].write_text(json.dumps(mini()))
     report = {"resolved_ids": ["o__r-5"], "unresolved_ids": ["o__r-7"], "submitted_ids": ["o__r-5", "o__r-7"]}
     (tmp_path / "report.json").write_text(json.dumps(report))

@@ -76,7 +76,7 @@ def test_a_reference_is_a_need_and_other_braces_are_left_alone(tmp_path: Path) -
     assert found["sft"].settings == ('data.paths=["jobs/p/collect"]', 'agent.options.user_template="{prompt}"')
 
 
-def test_a_job_is_a_command_that_anybody_could_type(tmp_path: Path) -> None:
+def test_a_job_is_a_plain_command(tmp_path: Path) -> None:
     found = by_name(read_jobs(tmp_path, CHAIN, "rl.train.lr=2e-5", "rl.about=x"))
     crrl, command, source, *rest = found["rl"].command_line()
     assert (crrl, command, source) == ("crrl", "train", "hello")
@@ -84,7 +84,7 @@ def test_a_job_is_a_command_that_anybody_could_type(tmp_path: Path) -> None:
     assert 'model.path="jobs/p/sft"' in rest and found["rl"].config().train.lr == 2e-5
     words = found["collect"].command_line(4711)
     assert words[words.index("--policy") + 1] == "http://127.0.0.1:4711/v1" and "eval.attempts=1" in words
-    assert "eval.options.n=4" not in words, "said of held-out tasks"
+    assert "eval.options.n=4" not in words, "they are about held-out tasks"
     assert found["collect"].server_command_line(4711)[-1] == "4711"
     assert found["probe"].command_line()[-6:] == ["--policy", "jobs/p/sft", "--preset", "greedy", "-o", "jobs/p/probe"]
     assert "rollout.group_size=4" not in found["sft"].command_line(), "it begins with a config of its own"
@@ -245,11 +245,11 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_in_a_file_are_reported(tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_in_a_file_are_reported(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CodeRepairError) as error:
         read_jobs(tmp_path, HEAD + text, *(["a.b=1"] if text == "jobs = 3" else []))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_overrides_name_a_job_and_seeds_are_measured_on_the_same_tasks(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_folders_may_have_spaces_and_jobs_may_be_numbers(tmp_path: Path) -> None
     assert (found["1"].config().run.name, found["1"].config().run.dir) == ("1", "my jobs/p")
 
 
-def test_what_serves_a_policy_may_need_jobs_and_is_what_attempts_are_made_by(tmp_path: Path) -> None:
+def test_a_serving_command_may_need_jobs_and_is_an_input_of_attempts(tmp_path: Path) -> None:
     text = HEAD + "[jobs.train]\n[jobs.eval]\npolicy = 'http://127.0.0.1:{port}/v1'\nserve = 'x {train} {port} --top 1'"
     eval_ = by_name(read_jobs(tmp_path, text))["eval"]
     assert eval_.needs == ("train",) and eval_.server_command_line(7) == ["x", "jobs/p/train", "7", "--top", "1"]

@@ -67,7 +67,7 @@ def test_what_is_kept_depends_on_the_attempts_alone_and_is_within_every_limit(
     assert sum(found.as_json()["by_task"].values()) == len(found.kept)
 
 
-def test_each_filter_drops_what_it_is_called_after() -> None:
+def test_each_filter_drops_what_its_name_says() -> None:
     good = Candidate(0, "good", "t/1", "o/r", "go", reward=1.0, passed=True, patch="p")
     others = [
         (replace(good, ending="limit"), {}),
@@ -113,22 +113,22 @@ def test_a_total_is_shared_by_languages_as_evenly_as_they_allow(some: list[Candi
 
 
 @pytest.mark.parametrize(
-    ("filters", "said"),
+    ("filters", "message"),
     [
         ({"endings": ("crash",)}, "keep.endings=crash leaves none of 2 attempts"),
         ({"above": 0.7}, "keep.above=0.7 leaves none"),
     ],
 )
-def test_a_filter_that_leaves_nothing_is_named(filters: dict[str, Any], said: str) -> None:
+def test_a_filter_that_leaves_nothing_is_named(filters: dict[str, Any], message: str) -> None:
     one = Candidate(0, "e", "t", reward=0.5)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         select_candidates([one, replace(one, episode="f")], Keep(**filters))
     with pytest.raises(UsageError, match="no attempt has a verdict"):
         select_candidates([], Keep())
 
 
 @pytest.mark.parametrize("damage", ["nowhere", "empty", "bytes"])
-def test_what_is_no_source_is_named(damage: str, tmp_path: Path) -> None:
+def test_an_unreadable_source_is_named(damage: str, tmp_path: Path) -> None:
     path = tmp_path / damage
     if damage == "empty":
         path.mkdir()
@@ -139,7 +139,7 @@ def test_what_is_no_source_is_named(damage: str, tmp_path: Path) -> None:
     assert not (tmp_path / "x.parquet").exists()
 
 
-def test_attempts_at_what_is_measured_on_are_not_learned_from(tmp_path: Path) -> None:
+def test_attempts_at_an_evaluation_set_are_refused(tmp_path: Path) -> None:
     source = 'source = "swe_bench"\noptions = {name = "verified"}\nsplit = "test"\n'
     RunFolder(tmp_path / "measured").create(f'[run]\nname = "x"\n[eval]\n{source}', {"policy": "builtin:tiny"})
     with pytest.raises(ConfigError, match="is an evaluation set"):
@@ -177,7 +177,7 @@ def test_episodes_of_shards_come_in_the_order_of_one_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("collects", [False, True])
-def test_a_damaged_run_is_a_message(tmp_path: Path, collects: bool) -> None:
+def test_a_damaged_run_is_refused(tmp_path: Path, collects: bool) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UsageError, match="is not a run folder"):
         plan_evaluations(str(tmp_path), resume=True, collects=collects)

@@ -150,8 +150,8 @@ async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_
     )
     there, output = {good.id: good, broken.id: broken}, tmp_path / "out.jsonl"
     asked = [Prediction(name, "m", good.reference) for name in there] + [Prediction(good.id, "n", b" ")]
-    backend, said = sandbox.make_backend(sandbox.choose_backend().name), list[str]()
-    found = await grade_predictions(asked, there, backend, output, say=said.append)
+    backend, printed = sandbox.make_backend(sandbox.choose_backend().name), list[str]()
+    found = await grade_predictions(asked, there, backend, output, say=printed.append)
     assert [(each.resolved, bool(each.fault), each.empty) for each in found] == [
         (True, False, False),
         (False, True, False),
@@ -163,10 +163,10 @@ async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_
     with output.open("a") as file:
         file.write('{"instance_id": "br')  # a crash
     there["broken"] = Task("broken", "p", "python", good.workspace, good.reference, checks=good.checks)
-    said.clear()
-    again = await grade_predictions(asked, there, backend, output, resume=True, say=said.append)
+    printed.clear()
+    again = await grade_predictions(asked, there, backend, output, resume=True, say=printed.append)
     assert [each.resolved for each in again] == [True, True, False]
-    assert len(said) == 1 and said[0].startswith("[3/3] broken"), "only what had no verdict is run"
+    assert len(printed) == 1 and printed[0].startswith("[3/3] broken"), "only what had no verdict is run"
     for other, message in (
         ([Prediction(good.id, "m", b"other\n"), *asked[1:]], "a verdict on another patch for handmade/till"),
         (asked[1:], "a verdict on another task for handmade/till"),

@@ -43,7 +43,7 @@ def taken(references: References) -> list[bytes]:
     return [repair.patch for repair in references.known.get(TASK.id, ())]
 
 
-def test_the_first_of_those_that_differ_are_kept() -> None:
+def test_the_first_different_repairs_become_references() -> None:
     references = References([TASK], max_per_task=2)
     first = [
         attempt(0, diff("a * b"), passed=False),
@@ -64,7 +64,7 @@ def test_the_first_of_those_that_differ_are_kept() -> None:
     assert [repair.step for repair in references.known[TASK.id]] == [1, 2]
 
 
-def test_what_had_no_part_in_passing_makes_a_repair_unfit() -> None:
+def test_a_repair_that_changes_checks_or_tests_is_unfit() -> None:
     good = diff("b + a")
     assert explain_unfit(TASK, good) == ""
     assert "check.py" in explain_unfit(TASK, good + diff("1", "check.py")), "restored before the checks run"

@@ -1,4 +1,4 @@
-"""`crrl tasks verify --deep`: planted faults are found, killed audits go on, what was not measured is in no share."""
+"""`crrl tasks verify --deep`: planted faults are found, killed audits resume, unmeasured tasks are in no share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wherever in a git repository the repair is, it is found; the past of a commit is no leak."""
+"""A repair anywhere in a git repository is found; ancestors of the commit are no leak."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEFORE, AFTER = {"m.py": BUG}, {"m.py": REPAIR}
 
 
 class Folder(Sandbox):
-    """A sandbox that hides nothing: commands run in a folder of this machine."""
+    """A sandbox whose commands run in a folder of this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class Folder(Sandbox):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """At its third commit, with tags of its past."""
+    """A repository at its third commit, with tags of the earlier ones."""
     made = tmp_path / "repository"
     made.mkdir()
     git(made, "init", "-q", "-b", "main")
@@ -53,7 +53,7 @@ async def found(folder: Path) -> History:
     return await search_history(box, await find_unreachable(box), BEFORE, AFTER)
 
 
-async def test_the_past_is_no_leak_nor_is_there_one_without_a_repository(folder: Path, tmp_path: Path) -> None:
+async def test_ancestors_and_folders_without_a_repository_are_no_leak(folder: Path, tmp_path: Path) -> None:
     assert await find_unreachable(Folder(folder)) == await find_unreachable(Folder(tmp_path)) == {}
     git(folder, "gc", "-q", "--prune=now")
     git(tmp_path, "init", "-q")
@@ -75,13 +75,13 @@ def tag(folder: Path) -> None:
 
 
 def reset(folder: Path) -> None:
-    """Only the log leads there."""
+    """Only the reflog leads to the repair."""
     repair(folder)
     git(folder, "reset", "-q", "--hard", "HEAD~")
 
 
 def dangling(folder: Path) -> None:
-    """Nothing leads there but the pack."""
+    """Only the pack has the repair."""
     reset(folder)
     git(folder, "repack", "-qad")
     git(folder, "reflog", "expire", "--expire=now", "--all")
@@ -113,7 +113,7 @@ async def test_the_repair_is_found(folder: Path, leave: Callable[[Path], None]) 
     assert leak.repair == "m.py as the reference leaves it" and leak.commits >= 1, leak
 
 
-async def test_a_later_version_is_known_by_a_line(folder: Path) -> None:
+async def test_a_later_version_is_found_by_a_line_of_the_reference(folder: Path) -> None:
     git(folder, "switch", "-qc", "fixes")
     repair(folder, REPAIR + b"\n\ndef more():\n    pass\n")
     git(folder, "switch", "-q", "main")

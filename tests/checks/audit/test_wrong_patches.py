@@ -1,4 +1,4 @@
-"""Wrong patches are other programs than the reference, apply as they are, and are the same each time."""
+"""Wrong patches differ from the reference as programs, apply unchanged, and are reproducible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MORE = "def f():\n    return 1\n"
 
 
 class Change:
-    """A repository of files, and what repairs them."""
+    """A repository of files, and their repair."""
 
     def __init__(self, folder: Path, old: dict[str, str], new: dict[str, str]) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ def test_all_kinds_are_made_and_none_is_the_reference_or_nothing(change: Change)
     assert "comparison: if value <= low:" in texts and "operator: return max(values) + min(values)" in texts
 
 
-def test_a_seed_draws_them_and_more_of_them_begin_alike(change: Change) -> None:
+def test_a_seed_draws_the_same_mutants_and_more_extend_fewer(change: Change) -> None:
     few, many, others = change.wrong(5), change.wrong(9), change.wrong(5, "1")
     assert change.wrong(5) == few and many.patches[:5] == few.patches and others != few
     assert {each.kind for each in few.patches} == set(KINDS), "of each kind in turn"

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Home:
-    """A folder with a repository `repo`, an issue, and whatever the commands leave there."""
+    """A folder with a repository `repo` and an issue."""
 
     path: Path
     tmp: Path
@@ -53,7 +53,7 @@ class Home:
 
     @property
     def state(self) -> tuple[str, str, str]:
-        """Parts that must not change: commit, changes, index."""
+        """Commit, changes and stash, which must not change."""
         return self.git("rev-parse", "HEAD"), self.git("status", "--porcelain", "--ignored"), self.git("stash", "list")
 
 
@@ -80,7 +80,7 @@ def make_call(name: str, **arguments: str) -> str:
 
 
 def set_replies(*texts: str) -> list[str]:
-    """Overrides for an engine that says `texts`."""
+    """Overrides for an engine that replies with `texts`."""
     return ["engine=fix_engines:Says", f"engine.options.texts={json.dumps(texts)}"]
 
 

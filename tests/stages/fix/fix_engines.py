@@ -1,4 +1,4 @@
-"""Engines that say given texts, for `engine=fix_engines:Says` in a command line."""
+"""An engine with scripted texts, for `engine=fix_engines:Says`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from coderepairrl.types import Chunk, EngineNeeds, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Says(EngineSpec):
-    """Says `texts` in turn, in which `<tool_call>` and its like are the tokens that they are; then it dies.
+    """Replies with `texts` in turn, encoding `<tool_call>` tags as special tokens, then dies.
 
-    Warming it up takes none of them. The text of number `endless`, counted from 0, stops behind its first chunk until
-    its client leaves.
+    A warm-up takes no text. Text `endless`, from 0, pauses after its first chunk until the client leaves.
     """
 
     texts: Sequence[str]

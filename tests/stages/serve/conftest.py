@@ -1,4 +1,4 @@
-"""`crrl serve` as a user starts it: a process of its own, found by what it prints."""
+"""`crrl serve` as a separate process, whose addresses are read from its output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_command(*arguments: str) -> list[str]:
 
 @dataclass
 class Served:
-    """A server that answers, and `host`, a client of the host's API."""
+    """A running server, and `host`, a client of the host's API."""
 
     process: subprocess.Popen[str]
     where: dict[str, str]
@@ -38,13 +38,13 @@ class Served:
         session: dict[str, Any] = self.host.post("/sessions", json=asked).raise_for_status().json()
         return session
 
-    def tell(self, session: dict[str, Any]) -> dict[str, Any]:
-        told: dict[str, Any] = self.host.get(f"/sessions/{session['id']}").raise_for_status().json()
-        return told
+    def describe(self, session: dict[str, Any]) -> dict[str, Any]:
+        described: dict[str, Any] = self.host.get(f"/sessions/{session['id']}").raise_for_status().json()
+        return described
 
     def close(self, session: dict[str, Any]) -> dict[str, Any]:
-        told: dict[str, Any] = self.host.delete(f"/sessions/{session['id']}").raise_for_status().json()
-        return told
+        described: dict[str, Any] = self.host.delete(f"/sessions/{session['id']}").raise_for_status().json()
+        return described
 
     def stop(self, number: int = signal.SIGINT) -> tuple[int, str]:
         """Exit code and stderr after a signal."""
@@ -87,6 +87,6 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def tiny(start: Start, miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """The tiny engine with random weights, which records."""
+    """Serve random weights with the tiny engine and a log."""
     folder = tmp_path_factory.mktemp("tiny")
     return start(str(miniature), "--admin", str(folder / "admin.sock"), "--log", str(folder / "log"))

@@ -74,19 +74,19 @@ async def test_a_dead_engine_is_a_fault_and_weights_bring_it_back(tmp_path: Path
 
         assert await load(1) == (200, {"version": 1, "loadable": True})
         first.kill()
-        status, told = await load(2)
-        assert (status, told["error"]["code"]) == (503, "engine_fault"), told
-        assert "no memory" in told["error"]["message"]
+        status, body = await load(2)
+        assert (status, body["error"]["code"]) == (503, "engine_fault"), body
+        assert "no memory" in body["error"]["message"]
         assert (await ask("GET", "/health"))[0] == 503
         assert await ask("GET", "/weights") == (200, {"version": 1, "loadable": True})
         ready.append(ScriptedEngine([]))
         assert await load(2) == (200, {"version": 2, "loadable": True}), "it is back, with these"
-        status, told = await load(3, "0" * 64)
-        assert (status, told["error"]["code"]) == (422, "refused"), "and refuses as ever"
+        status, body = await load(3, "0" * 64)
+        assert (status, body["error"]["code"]) == (422, "refused"), "and refuses as ever"
         assert (await ask("GET", "/health"))[1]["version"] == 2
 
 
-async def test_who_closes_a_session_at_the_same_time_is_told_the_same(tmp_path: Path, miniature: Path) -> None:
+async def test_two_closes_of_a_session_at_once_return_the_same(tmp_path: Path, miniature: Path) -> None:
     asked = asyncio.Event()
 
     def script(*_: Any) -> list[int]:
@@ -111,20 +111,20 @@ async def test_who_closes_a_session_at_the_same_time_is_told_the_same(tmp_path: 
     assert (tmp_path / "log.jsonl").read_text().count('"verdict"') == 2, "the type and the field of one record"
 
 
-async def test_an_engine_that_began_with_adapters_is_no_version_0(tmp_path: Path, miniature: Path) -> None:
+async def test_an_engine_started_with_adapters_has_version_1(tmp_path: Path, miniature: Path) -> None:
     weights, engine = miniature / "model.safetensors", ScriptedEngine([])
     checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
     await engine.load(weights, 1, checksum)
     async with serving(engine, miniature) as (server, sessions), asking(server, sessions, tmp_path) as ask:
-        status, told = await ask("POST", "/weights", {"path": str(weights), "version": 1, "checksum": checksum})
-        assert (status, told["error"]["code"]) == (409, "old_version")
+        status, body = await ask("POST", "/weights", {"path": str(weights), "version": 1, "checksum": checksum})
+        assert (status, body["error"]["code"]) == (409, "old_version")
         for wrong in ({"id": "../up"}, {"sead": 1}, {"limits": {"calls": 0}}, {"sampling": {"temperature": "hot"}}):
-            status, told = await ask("POST", "/sessions", wrong)
-            assert status == 400 and next(iter(wrong)) in told["error"]["message"]
+            status, body = await ask("POST", "/sessions", wrong)
+            assert status == 400 and next(iter(wrong)) in body["error"]["message"]
     assert sessions.summary() == []
 
 
-async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_what_was_never_answered(
+async def test_conversations_with_equal_beginnings_stay_apart_and_unanswered_ones_are_closed_first(
     miniature: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_sessions, "CONVERSATIONS", 3)
@@ -152,7 +152,7 @@ async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_
         assert turns()[:2] == [2, 2] and len(turns()) <= 3
 
 
-async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature: Path) -> None:
+async def test_a_client_without_a_key_may_send_half_a_character_and_count_tokens(miniature: Path) -> None:
     codec = tokens.load_codec(miniature)
     engine = ScriptedEngine(lambda *_: [codec.stop_ids[0]])
     async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:

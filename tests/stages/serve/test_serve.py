@@ -38,12 +38,12 @@ def openai(session: dict[str, Any]) -> OpenAI:
     return OpenAI(base_url=session["base_url"], api_key=session["key"], max_retries=0)
 
 
-def ids(told: dict[str, Any], leaf: int) -> list[int]:
-    """What the engine had in context after a turn, by the tree alone."""
-    turn = told["turns"][leaf]
-    before = [] if turn["base"] is None else ids(told, turn["base"])
+def ids(described: dict[str, Any], leaf: int) -> list[int]:
+    """Context of the engine after a turn, from the tree alone."""
+    turn = described["turns"][leaf]
+    before = [] if turn["base"] is None else ids(described, turn["base"])
     if fork := turn["fork"]:
-        before = ids(told, fork["turn"])[: fork["tokens"]]
+        before = ids(described, fork["turn"])[: fork["tokens"]]
     return [*before, *turn["given"]["ids"], *turn["output"]["ids"]]
 
 
@@ -72,31 +72,31 @@ def test_a_session_is_a_tree_of_exact_tokens(tiny: Served) -> None:
     Anthropic(base_url=session["root_url"], api_key="any", max_retries=0).messages.create(
         model="policy", messages=[{"role": "user", "content": "Something else."}], max_tokens=4
     )
-    assert tiny.tell(session)["open"]
-    told = tiny.close(session)
+    assert tiny.describe(session)["open"]
+    described = tiny.close(session)
     version = tiny.host.get("/weights").json()["version"]
-    assert [turn["base"] for turn in told["turns"]] == [None, 0, None]
-    assert [turn["dialect"] for turn in told["turns"]] == ["chat", "chat", "messages"]
-    assert [(turn["fate"], turn["reason"]) for turn in told["turns"]] == [("trained", "")] * 3
-    assert told["turns"][0]["overridden"] == ["temperature=0.1"]
-    for turn in told["turns"]:
+    assert [turn["base"] for turn in described["turns"]] == [None, 0, None]
+    assert [turn["dialect"] for turn in described["turns"]] == ["chat", "chat", "messages"]
+    assert [(turn["fate"], turn["reason"]) for turn in described["turns"]] == [("trained", "")] * 3
+    assert described["turns"][0]["overridden"] == ["temperature=0.1"]
+    for turn in described["turns"]:
         said = len(turn["output"]["ids"])
         assert len(turn["output"]["logprobs"]) == said > 0
         assert turn["versions"] == [{"version": version, "start": 0, "end": said}]
         assert turn["finish"] in ("stop", "length")
-    assert {tuple(row["ids"]) for row in told["rows"]} == {tuple(ids(told, 1)), tuple(ids(told, 2))}
-    assert sum(row["weight"] for row in told["rows"]) == pytest.approx(1.0)
-    account = told["account"]
-    assert account["sampled"] == account["trained"] == sum(sum(row["trained"]) for row in told["rows"])
+    assert {tuple(row["ids"]) for row in described["rows"]} == {tuple(ids(described, 1)), tuple(ids(described, 2))}
+    assert sum(row["weight"] for row in described["rows"]) == pytest.approx(1.0)
+    account = described["account"]
+    assert account["sampled"] == account["trained"] == sum(sum(row["trained"]) for row in described["rows"])
     with pytest.raises(APIStatusError) as closed:
         sdk.chat.completions.create(model="policy", messages=ASK)
     assert closed.value.status_code == 410
     assert tiny.host.get("/sessions/mine").status_code == 404
     log = {episode.id: episode for episode in logged_episodes(open_run(Path(tiny.where["log"])).records())}
-    assert [turn.output.ids for turn in log["mine"].turns] == [tuple(t["output"]["ids"]) for t in told["turns"]]
+    assert [turn.output.ids for turn in log["mine"].turns] == [tuple(t["output"]["ids"]) for t in described["turns"]]
 
 
-def test_the_hosts_api_is_the_hosts(tiny: Served) -> None:
+def test_the_hosts_api_is_for_its_owner_only(tiny: Served) -> None:
     session = tiny.open(id="once")
     assert tiny.host.post("/sessions", json={"id": "once"}).status_code == 409
     assert "once" in [line["id"] for line in tiny.host.get("/sessions").json()["sessions"]]
@@ -135,7 +135,7 @@ def test_a_remote_is_relayed_and_its_key_is_recorded_nowhere(
 
 
 def test_kill_9_loses_no_committed_turn(start: Start, miniature: Path, tmp_path: Path) -> None:
-    """Nor does an engine that dies, which voids its session."""
+    """An engine that dies loses none either, and voids its session."""
     log = tmp_path / "log"
     served = start(str(miniature), "--log", str(log), *set_replies("I look.", "Done."))
     session = served.open(id="killed")
@@ -145,18 +145,18 @@ def test_kill_9_loses_no_committed_turn(start: Start, miniature: Path, tmp_path:
     with pytest.raises(APIStatusError) as broken:
         sdk.chat.completions.create(model="policy", messages=[*ASK, *ASK, *ASK])
     assert broken.value.status_code == 503
-    told = served.tell(session)
-    assert "2 replies" in told["fault"]
-    assert {(turn["fate"], turn["reason"]) for turn in told["turns"]} == {("dropped", "void")}
+    described = served.describe(session)
+    assert "2 replies" in described["fault"]
+    assert {(turn["fate"], turn["reason"]) for turn in described["turns"]} == {("dropped", "void")}
     code, _ = served.stop(signal.SIGKILL)
     assert code == -signal.SIGKILL
     turns = [record["turn"] for record in open_run(log).records() if record["type"] == "turn"]
-    assert [turn["output"]["ids"] for turn in turns] == [turn["output"]["ids"] for turn in told["turns"]]
+    assert [turn["output"]["ids"] for turn in turns] == [turn["output"]["ids"] for turn in described["turns"]]
     assert [turn["masked"] for turn in turns] == ["", "", "fault"]
 
 
 def test_a_signal_ends_an_engine_that_is_still_being_started(tmp_path: Path, miniature: Path) -> None:
-    """Here it is a vLLM that loads for ever, and holds a pipe open for as long as it lives."""
+    """A fake vLLM that never finishes loading holds a pipe open."""
     python, pipe = tmp_path / "python", tmp_path / "pipe"
     os.mkfifo(pipe)
     python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec echo vllm 0.32.0\nexec sleep infinity > {pipe}\n')
@@ -171,7 +171,7 @@ def test_a_signal_ends_an_engine_that_is_still_being_started(tmp_path: Path, min
     assert "Traceback" not in errors
 
 
-async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path) -> None:
+async def test_the_socket_of_a_live_server_is_refused(tmp_path: Path) -> None:
     source = Remote("http://127.0.0.1:9/v1", model="m")
     sessions = Sessions(Gateway(source, sampling=Sampling(), on_turn=lambda *_: None), Limits())
     address, first = tmp_path / "a.sock", AdminServer(sessions, source)
@@ -210,8 +210,8 @@ def test_a_plain_client_needs_no_session(start: Start) -> None:
     assert sorted(_turns(served).values()) == [1, 2], "another one that begins alike is another"
     ask(first)
     assert len(_turns(served)) == 2 and sum(_turns(served).values()) == 4, "asked again, it is no new one"
-    told = served.host.get(f"/sessions/{next(iter(_turns(served)))}").json()
-    assert told["turns"][1]["base"] == 0, "a conversation goes on with its recorded tokens"
+    described = served.host.get(f"/sessions/{next(iter(_turns(served)))}").json()
+    assert described["turns"][1]["base"] == 0, "a conversation goes on with its recorded tokens"
 
     question = {"model": "policy", "stream": True, "messages": first[:1]}
     with httpx.stream("POST", f"{url}/chat/completions", json=question) as streamed:
@@ -234,7 +234,7 @@ def _message(text: str) -> dict[str, object]:
     return {"role": "user", "content": text}
 
 
-def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(start: Start, miniature: Path) -> None:
+def test_a_retry_continues_only_the_conversation_that_its_client_lost(start: Start, miniature: Path) -> None:
     texts = ["Hello, what is to be repaired?"] * 4
     served = start(str(miniature), *set_replies(*texts), "engine.options.endless=2")  # the third waits
     url = f"{served.where['gateway']}/v1/chat/completions"
@@ -248,8 +248,8 @@ def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(st
     with httpx.stream("POST", url, json=streamed, headers={"x-stainless-retry-count": "0"}) as lost:
         assert any('"content":"H' in line.replace(" ", "") for line in lost.iter_lines()), "it leaves within the reply"
     until(lambda: list(_turns(served).values()) == [1, 1, 1])  # what came of it is recorded
-    told = served.host.get(f"/sessions/{list(_turns(served))[2]}").json()
-    assert told["turns"][0]["finish"] == "abort"
+    described = served.host.get(f"/sessions/{list(_turns(served))[2]}").json()
+    assert described["turns"][0]["finish"] == "abort"
     assert httpx.post(url, json=streamed, headers=again).status_code == 200
     assert list(_turns(served).values()) == [1, 1, 2], "its own"
 

@@ -39,6 +39,7 @@ def _enter_project_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> 
         ("engine.options.context=1000000", "engine.options.context", ""),
         ("engine.options.kv_gib=0.0001", "engine.options.kv_gib", "engine.options.context"),
         ("engine=scripted", "script", "engine.options"),
+        ("sandbox=bwarp", "bwarp", "bwrap"),
         ("sandbox={name='unsafe-local', options={env='A=b'}}", "option env", ""),
         ("sandbox.options.show=['/']", "no option 'show'", ""),
         ("agent.options.name=nano", "no option 'name'", ""),

@@ -245,7 +245,9 @@ async def test_labels_in_the_table_the_report_and_the_comparison(
     assert numbers["macro_f1"]["low"] < expected < numbers["macro_f1"]["high"]
     assert numbers["confusion"]["CWE-416"] == {"CWE-20": 6, "(other)": 6}
     assert numbers["confusion"]["CWE-20"] == {"CWE-20": 11, "(none)": 1}
-    assert "kind detect: 18 tasks, 36 answers, 1 without a label, 6 with another" in format_results([first])
+    table = format_results([first])
+    assert "kind detect: 18 tasks, 36 answers, 1 without a label, 6 with another" in table
+    assert f"{expected:.3f}" in table and "undefined" in table
 
     folders = [Path("runs/one"), Path("runs/two")]
     site = report.Site(folders)
@@ -260,3 +262,5 @@ async def test_labels_in_the_table_the_report_and_the_comparison(
     assert labels["early"] == numbers["macro_f1"] and labels["late"]["value"] == 1
     assert labels["change"]["value"] == pytest.approx(1 - expected) and labels["change"]["low"] > 0
     assert labels["accuracy"]["value"] == pytest.approx(13 / 36)
+    words = CliRunner().invoke(app, ["compare", "runs/one", "runs/two", "--metric", "label"]).stdout
+    assert "difference of macro-F1" in words

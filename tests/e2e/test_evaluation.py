@@ -26,7 +26,7 @@ from coderepairrl.report.comparison import ComparisonOptions
 from coderepairrl.report.verdict import answer_comparison
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
-from coderepairrl.stages.arguments import plan_evaluations
+from coderepairrl.stages.arguments import plan_evaluations, preset_settings
 from coderepairrl.stages.evaluation import Evaluation, evaluate_all
 from coderepairrl.stages.results import format_results, read_results
 from coderepairrl.sync import weights
@@ -34,8 +34,9 @@ from coderepairrl.tasks import JsonlSource
 from coderepairrl.types import EngineNeeds, Sampling
 from engines import fake_vllm
 from engines.conftest import ask
-from engines.test_vllm import site
+from engines.test_vllm import site, wire
 
+__all__ = ["wire"]
 AGENT = 'agent.options={ system = "compact", tools = "compact", user_template = "{prompt}" }'
 SETTINGS = (
     *("reward.patch_edits=1.0", "eval.source=handmade", "eval.split=test", "tasks.options.path=nowhere.jsonl"),
@@ -160,6 +161,12 @@ async def test_mistakes_cost_no_run_folder(
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_unknown_preset_is_refused() -> None:
+    assert "eval.temperature=0.0" in preset_settings("greedy") and preset_settings(None) == ()
+    with pytest.raises(UsageError, match="no preset 'gredy'"):
+        preset_settings("gredy")
+
+
 LABELLED = (
     *("path=labels.jsonl", "eval.split=train", "eval.reward=classification", "agent=direct"),
     *('agent.options={ system = "" }', "rollout.calls=1", "rollout.tokens=400", "rollout.turn_tokens=16"),
@@ -179,6 +186,27 @@ def adapter(folder: Path, base: Path, rank: int) -> Path:
     (folder / weights.ADAPTER_CONFIG).write_text(json.dumps(about))
     save_file({"x": np.full((rank, 4), 0.5, np.float32)}, folder / weights.ADAPTER)
     return folder
+
+
+async def test_adapters_on_one_model_share_a_server(
+    miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts once with all adapters; each policy is measured by its own, and only once."""
+    monkeypatch.chdir(tmp_path)
+    small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
+    engine = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}" }} }}'
+    results = await evaluate_all(plan_labels(tmp_path, [small, miniature, large], engine))
+    state: fake_vllm.State = wire.app[fake_vllm.STATE]
+    each = 1 + 3  # the request that warms the engine up, and the attempts
+    expected = [*["policy-v1"] * each, *["policy"] * each, *["policy-v3"] * each]
+    assert [request["model"] for request in state.requests] == expected
+    assert set(state.adapters) == {"policy-v1", "policy-v3"}
+    assert [Path(result["run"]).name for result in results] == ["small", miniature.name, "large"]
+    assert [result["policy"] for result in results] == [str(small), str(miniature), str(large)]
+    again = await evaluate_all(plan_labels(tmp_path, [small, miniature, large], engine, resume=True))
+    assert [result["evaluations"] for result in again] == [result["evaluations"] for result in results]
+    assert len(state.requests) == len(expected), "no task is attempted twice"
+    assert f"crrl compare {' '.join(result['run'] for result in results)}" in format_results(results)
 
 
 async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(

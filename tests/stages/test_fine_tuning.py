@@ -192,6 +192,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
         (("train.algorithm=grpo",), ConfigError, "crrl train does that"),
         (("train.eps_high=0.3",), ConfigError, "eps_high"),
         (("rollout.group_size=4",), ConfigError, "rollout.group_size has no meaning"),
+        (("rollout.temperature=0.5",), ConfigError, "rollout.temperature has no meaning"),
+        (("train.balance_kinds=true",), ConfigError, "train.balance_kinds has no meaning"),
         (("curriculum.band=true", "run.health.patience=3"), ConfigError, "curriculum.band, run.health have no meaning"),
         (("eval.every=5",), ConfigError, "no tasks are named to evaluate on"),
         (("train.warmup_updates=3",), CodeRepairError, "leave these out"),

@@ -129,7 +129,7 @@ def test_broken_tasks_are_quarantined_with_the_reason(crrl: Crrl, tmp_path: Path
     sound = {**json.loads((tmp_path / "handmade.jsonl").read_text()), "id": "sound"}
     rows = [
         sound,
-        {**sound, "id": "broken", "reference": sound["reference"].replace("\n-", "\n-never was ")},
+        {**sound, "id": "broken", "reference": sound["reference"].replace("\n ", "\n never was ")},
         {**sound, "id": "gone", "workspace": f"git:{tmp_path}/nowhere@{'1' * 40}"},
         {**sound, "id": "wrong check", "checks": {"commands": [["true"]]}},
     ]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.runs import RunFolder, Tail, codec, logged_episodes, open_run
 from coderepairrl.runs.log import strip_checksum
+from coderepairrl.runs.storage import replace_folder
 from coderepairrl.types import (
     Checks,
     Command,
@@ -242,3 +243,10 @@ def test_a_line_that_another_process_is_writing_is_not_torn(run: RunFolder) -> N
         with pytest.raises(UsageError, match="another process"):
             run.writer()
         assert run.log.read_bytes().endswith(b'{"type":"tu')
+
+
+def test_a_file_that_a_killed_export_left_is_replaced_by_a_folder_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / ".export.partial").write_text("half")
+    with replace_folder(tmp_path / "export") as temporary:
+        (temporary / "a").write_text("whole")
+    assert [path.name for path in tmp_path.rglob("*")] == ["export", "a"]

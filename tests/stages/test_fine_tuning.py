@@ -33,7 +33,7 @@ from coderepairrl.runs.storage import hash_files
 from coderepairrl.stages import sft
 from coderepairrl.stages.history import History
 from coderepairrl.stages.life_cycle import locate_run_folder
-from coderepairrl.stages.sft import run_sft, summarise_fine_tuning
+from coderepairrl.stages.sft import format_fine_tuning, run_sft, summarise_fine_tuning
 from coderepairrl.sync.weights import PublishedWeights
 from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
 from coderepairrl.tasks.select import is_held_out
@@ -123,6 +123,12 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
     found = summarise_fine_tuning(folder)
     first = next(record for record in folder.records() if record["type"] == "held_out")
     assert found["steps"] == steps and found["held_out"]["last_loss"] < first["metrics"]["held_out/loss"]
+    ending = format_fine_tuning(folder, plan.config)
+    assert (
+        f"{first['metrics']['held_out/loss']:.4f} before" in ending
+        and f"{found['held_out']['last_loss']:.4f} after" in ending
+    )
+    assert f"crrl train FILE model.path={folder.path}" in ending
     about = folder.about()["data"]
     assert about["rendered"] == {"without tokens": 4} and about["train"] == len(there)
     assert {"learn/loss", "learn/accuracy", "learn/lr", "learn/nll"} <= folder.metrics()[-1].keys()

@@ -129,10 +129,3 @@ def test_every_tier_is_of_tests_that_exist() -> None:
         if not (tests / path).exists() or (function and f"def {function}(" not in (tests / path).read_text()):
             gone.append(name)
     assert not gone, "remove these from TIERS in tests/tiers.py, or name what took their place"
-
-
-def test_files_of_tests_outside_packages_have_names_of_their_own() -> None:
-    """Else pytest refuses to collect the whole suite, though each folder passes alone."""
-    tests = Path(__file__).parent.rglob("test_*.py")
-    names = [path.name for path in tests if not (path.parent / "__init__.py").exists()]
-    assert sorted(names) == sorted(set(names))

@@ -23,12 +23,3 @@ SHOWN = sorted(
 def test_examples(name: str) -> None:
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted and not found.failed
-
-
-def test_no_source_cites_notes_that_readers_do_not_have() -> None:
-    """A reader of the repository has its docs and the papers: the reason or the paper is given instead."""
-    notes = re.compile(r"\b(DESIGN|REQUIREMENTS|FINDINGS)\b")
-    package = Path(coderepairrl.__file__).parent
-    files = [path for path in package.rglob("*") if path.suffix in (".py", ".toml", ".md", ".sh", ".jinja")]
-    assert len(files) > 200
-    assert [str(path) for path in files if notes.search(path.read_text(encoding="utf-8"))] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import doctest
 import time
 from pathlib import Path
 
@@ -64,12 +63,6 @@ def test_results_are_compared(tmp_path: Path) -> None:
     assert comparison["p"] < 0.05
     with pytest.raises(UsageError, match="two policies"):
         compare(tmp_path / "a.jsonl")
-
-
-def test_the_guide_is_true() -> None:
-    page = Path(__file__).parents[1] / "docs" / "guides" / "library.md"
-    result = doctest.testfile(str(page), module_relative=False)
-    assert result.attempted >= 4 and not result.failed
 
 
 def test_several_patches_of_a_task_are_graded(isolating: None, capfd: pytest.CaptureFixture[str]) -> None:

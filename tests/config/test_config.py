@@ -30,13 +30,8 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_what_pays_by_default_and_what_the_bar_of_hello_measures(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path / "run.toml", '[run]\nname = "a"\n'), []).reward == {}
-    hello = load_config("hello", [])
-    repaired = {"patch_edits": 0.5, "tests": 0.5}
-    assert hello.reward == {**repaired, "repeats": 0.1}
-    assert hello.eval.reward == {**repaired, "patch_lines": 0.0, "patch_similarity": 0.0}
-    assert BAR.keys() <= hello.eval.reward.keys()
+def test_hello_measures_what_its_bar_needs() -> None:
+    assert BAR.keys() <= load_config("hello", []).eval.reward.keys()
 
 
 def test_overrides_and_short_sections(tmp_path: Path) -> None:
@@ -241,8 +236,8 @@ def test_another_source_of_tasks_has_none_of_the_options_of_the_first(tmp_path: 
     write(several, '[run]\nname = "mine"\n[[tasks.sources]]\nsource = "handmade"\n[eval]\noptions = { n = 3 }\n')
     for config in (load_config(one), load_config(several, ["tasks.source=mutants"])):
         assert (config.tasks.source, config.tasks.sources, config.eval.options) == ("mutants", (), {})
-    same = write(tmp_path / "same.toml", text.replace("handmade", "mutants"))
-    assert load_config(same).tasks == load_config("hello").tasks and load_config(same).eval == load_config("hello").eval
+    same = load_config(write(tmp_path / "same.toml", text.replace("handmade", "mutants")))
+    assert (same.tasks, same.eval) == (load_config("hello").tasks, load_config("hello").eval)
 
 
 SECRET = "s3cr3t-of-mine"
@@ -250,25 +245,15 @@ LOOKS_LIKE_ONE = "sk-proj-a1B2c3D4e5F6g7H8i9J0k1L2"
 HIDDEN = [
     f"engine.options.api_key={SECRET}",
     f"engine.options.apiKey={SECRET}",
-    f"engine.options.key={SECRET}",
     f'engine.options.extra_body={{auth={{token="{SECRET}"}}}}',
-    f'engine.options.headers={{Authorization="Basic {SECRET}"}}',
     f'engine.options.args=["--hf-token", "{SECRET}"]',
     f'engine.options.args=["--hf-token={SECRET}"]',
-    f"agent.options.env.DB_PASSWORD={SECRET}",
     "agent.options.env.DB_PASSWORD=12345678",
-    f"agent.options.env.GITHUB_PAT={SECRET}",
-    f"agent.options.env.SMTP_PASS={SECRET}",
-    f"agent.options.env.DB_PW={SECRET}",
     f"agent.options.env.PGPASSWORD={SECRET}",
-    f'agent.options.argv=["env", "WANDB_API_KEY={SECRET}", "my-agent"]',
     f'agent.options.argv=["sh", "-c", "OPENAI={LOOKS_LIKE_ONE} my-agent"]',
-    f"tasks.options.client_secret={SECRET}",
     f"agent.options.env.OPENAI_API_KEY_2={SECRET}",
-    f"agent.options.env.MY_CREDENTIALS={SECRET}",
     f"tasks.options.url=https://example.org/x?api_key={SECRET}",
     f"tasks.options.url=https://me:{SECRET}@example.org/x",
-    f'eval.also={{other={{options={{password="{SECRET}"}}}}}}',
     f'kinds.hard.agent={{name="command",options={{env={{MY_TOKEN="{SECRET}"}}}}}}',
 ]
 
@@ -313,5 +298,5 @@ def test_a_file_with_one_is_refused_by_its_key(tmp_path: Path) -> None:
         "model.path=models/hf-qwen2-instruct-merged-v1",
     ],
 )
-def test_names_of_variables_placeholders_and_counts_are_none(given: str) -> None:
+def test_names_of_variables_placeholders_and_counts_are_no_secrets(given: str) -> None:
     load_config("hello", [given])

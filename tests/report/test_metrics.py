@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -235,10 +234,6 @@ def test_every_number_is_finite_and_in_its_range(
         if found.low is not None and found.high is not None:
             assert found.low <= found.value + 1e-12 and found.value - 1e-12 <= found.high and found.low < found.high
             assert found.low >= 0 and (name in metrics.COUNTS or found.high <= 1)
-
-
-def test_worked_examples() -> None:
-    assert [doctest.testmod(module).failed for module in (localisation, metrics)] == [0, 0]
 
 
 def test_a_patch_too_long_to_be_a_repair_keeps_nobody_waiting_and_changes_few_files_of_none() -> None:

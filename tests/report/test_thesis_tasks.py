@@ -10,19 +10,12 @@ import pytest
 
 from coderepairrl.report.site import Site
 from coderepairrl.report.thesis import make_figures, write_thesis
-from coderepairrl.report.thesis.attempts import ThesisRun, read_attempts
-from coderepairrl.report.thesis.languages import make_language_figures
+from coderepairrl.report.thesis.attempts import ThesisRun
 from coderepairrl.report.thesis.marks import Figure
-from coderepairrl.report.thesis.tasks import make_task_figures
 from coderepairrl.stats.intervals import mean_interval, median_interval, paired_difference, wilson_interval
-from tests.report.thesis_runs import write_direct_run, write_thesis_run
+from tests.report.thesis_runs import read_thesis_run, write_thesis_run
 
 STEPS, END, MIDDLE = 21, 4, 11
-
-
-def read_runs(*paths: Path) -> list[ThesisRun]:
-    site = Site(paths)
-    return [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def figures(folder: Path) -> dict[str, Figure]:
-    return {figure.name: figure for figure in make_figures(read_runs(folder.parent / "run"))}
+    return {figure.name: figure for figure in make_figures([read_thesis_run(folder.parent / "run")])}
 
 
 @pytest.fixture(scope="module")
@@ -209,24 +202,8 @@ def test_extremes_are_the_tenths_with_the_lowest_and_highest_mean_and_what_was_n
     assert f"{len(unsolved)} of {len(means)} tested tasks, {share}" in figures["task-extremes"].caption
 
 
-def test_what_a_run_lacks_is_named_and_not_drawn(tmp_path: Path) -> None:
-    runs = read_runs(write_direct_run(tmp_path / "direct"))
-    missing = {figure.name: figure.missing for figure in make_figures(runs)}
-    assert missing["language-visits"] == "fewer than two tasks were visited twice"
-    assert missing["languages"] == "all attempts are in one language, python"
-    assert missing["task-progress"] == "no task was visited twice"
-    assert not missing["tokens"] and not missing["task-rewards"]
-    [run] = runs
-    empty = [ThesisRun(run.report, ())]
-    assert all(figure.missing for figure in (*make_language_figures(empty), *make_task_figures(empty)))
-    untested = [replace(each, resolved=None) for each in run.attempts if each.step == 1]
-    lacking = {figure.name: figure for figure in make_figures([ThesisRun(run.report, untested)])}
-    assert lacking["tokens"].missing == lacking["task-rewards"].missing == "fewer than two steps with attempts"
-    assert lacking["task-extremes"].caption.endswith("which tasks were never solved is unknown.")
-
-
 def test_many_languages_and_negative_rewards_are_drawn_as_far_as_they_can_be(folder: Path) -> None:
-    [run] = read_runs(folder.parent / "run")
+    run = read_thesis_run(folder.parent / "run")
     names = ["", "<b>", *(f"language {at}" for at in range(10))]
     number = {task: at % 12 for at, task in enumerate(dict.fromkeys(each.task for each in run.attempts))}
     changed = [replace(each, language=names[number[each.task]], reward=each.reward - 2) for each in run.attempts]
@@ -239,10 +216,3 @@ def test_many_languages_and_negative_rewards_are_drawn_as_far_as_they_can_be(fol
         drawing = figures[name].drawing
         assert drawing is not None and "<b>" not in drawing(True) and "nan" not in drawing(True)
     assert {"unknown", "<b>"} <= {row.at for row in languages.rows}
-
-
-def test_figures_of_several_runs_have_names_of_their_own(folder: Path, tmp_path: Path) -> None:
-    runs = read_runs(folder.parent / "run", write_direct_run(tmp_path / "direct"))
-    made = [figure for figure in make_figures(runs) if figure.name.startswith("tokens")]
-    assert [figure.name for figure in made] == ["tokens-run", "tokens-direct"]
-    assert [figure.title.rpartition(" ")[2] for figure in made] == ["run", "direct"]

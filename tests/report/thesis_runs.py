@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from coderepairrl.report import Site
+from coderepairrl.report.thesis.attempts import ThesisRun, read_attempts
 from coderepairrl.types import Ending, Episode, Task
 from tests.report.runs import FUNCTIONS, RunMaker
 
@@ -55,6 +57,11 @@ def write_thesis_run(path: Path, steps: int = 10, seed: int = 0, kind: type[Thes
     names = {record["task"] for record in maker.folder.records() if record["type"] == "episode"}
     maker.folder.add_tasks(Task(name, "", "python", "", make_patch(2)) for name in sorted(names))
     return path
+
+
+def read_thesis_run(path: Path) -> ThesisRun:
+    [pages] = Site([path]).runs.values()
+    return read_attempts(pages, pages.report())
 
 
 def write_direct_run(path: Path) -> Path:

@@ -91,7 +91,7 @@ def test_no_share_needs_more_than_the_whole_to_be_shown() -> None:
     assert found.smallest is None or (found.smallest.high is not None and found.smallest.high <= 1)
 
 
-def test_nothing_is_made_of_nothing() -> None:
+def test_replicates_without_values_or_of_unequal_length_are_refused() -> None:
     for rows, clusters in (([], "ab"), ([[]], ""), ([[1, 2], [1]], "ab")):
         with pytest.raises(ValueError, match="replicates need"):
             mean_of_replicates(rows, clusters, share=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import os
@@ -87,16 +86,10 @@ class Tab:
     async def type(self, text: str) -> None:
         await self.send("Input.insertText", text=text)
 
-    async def look(self, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """Set the size of the window and the preferred colour scheme."""
+    async def look(self, width: int = 1280, height: int = 900) -> None:
+        """Set the size of the window."""
         size: Mapping[str, Any] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.send("Emulation.setDeviceMetricsOverride", **size)
-        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        await self.send("Emulation.setEmulatedMedia", features=features)
-
-    async def shoot(self, path: Path, *, whole: bool = False) -> None:
-        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ VOID = {"meta", "br", "input", "img", "link", "path", "rect", "circle"}
 
 
 class Page(HTMLParser):
-    """Elements, attributes, links, text, and the text of spans by their ``data-i``; raises unless tags are balanced."""
+    """Elements, attributes, links and text of a page; raises unless tags are balanced."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -18,7 +18,6 @@ class Page(HTMLParser):
         self.attributes: set[str] = set()
         self.links: list[str] = []
         self.text = ""
-        self.tokens: list[tuple[str, str]] = []
         self.feed(page)
         assert self.stack == []
 
@@ -28,8 +27,6 @@ class Page(HTMLParser):
         self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
         if tag not in VOID:
             self.stack.append(tag)
-        if "data-i" in dict(attrs):
-            self.tokens.append((dict(attrs)["data-i"] or "", ""))
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
@@ -38,6 +35,3 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.stack[-1:] != ["style"]:
             self.text += data + " "
-        if self.tokens and self.stack[-1:] == ["span"]:
-            info, text = self.tokens[-1]
-            self.tokens[-1] = info, text + data

@@ -45,7 +45,6 @@ TIERS = {
     "e2e/test_crash.py::test_a_program_ends_with_us": "real",
     "e2e/test_crash.py::test_killed_and_resumed_a_run_comes_to_the_same_weights": "ci",
     "e2e/test_evaluation.py::test_a_model_is_measured_on_two_sources_without_a_learner": "spine",
-    "e2e/test_on_ray.py": "real",
     "e2e/test_on_ray.py::test_results_are_those_of_one_machine": "ci",
     "e2e/test_references.py::test_a_run_that_names_no_reward_is_paid_by_what_its_tasks_have_and_resumes_so": "ci",
     "e2e/test_train.py": "spine*",

@@ -475,12 +475,6 @@ async def test_unknown_addresses_are_not_found(url: str) -> None:
         assert (status, text) == (404, "page not found\n"), path
 
 
-async def test_a_fault_in_a_page_is_no_missing_page(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Site, "reports", lambda site: {}["broken"])
-    status, _, _ = await get(f"{url}/index.html")
-    assert status == 500
-
-
 async def test_the_command_serves_until_it_is_interrupted(maker: RunMaker) -> None:
     crrl = Path(sys.executable).parent / "crrl"
     process = await asyncio.create_subprocess_exec(

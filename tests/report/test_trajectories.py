@@ -195,14 +195,14 @@ def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: py
         "        yield Episode(f'e{number}', 't', 'train', 1, 'g', 0, Ending.DONE)\n"
         "        if number == 300: print(flush=True); time.sleep(1000)\n"
         "if sys.argv[1] == 'parquet': t.write_parquet('run', made(), Path('new'))\n"
-        "else: t.write_atif(t.Origin('run', {'': 'nano'}, '1', 'model'), made(), Path('new'))\n"
+        "else: t.write_atif(t.ExportSource('run', {'': 'nano'}, '1', 'model'), made(), Path('new'))\n"
     )
     for form in ("parquet", "atif"):
         with subprocess.Popen(
             [sys.executable, "-c", code, form], cwd=tmp_path, stdout=subprocess.PIPE, text=True
         ) as child:
             assert child.stdout is not None
-            child.stdout.readline()
+            assert child.stdout.readline() == "\n"
             child.send_signal(signal.SIGKILL)
         assert not (tmp_path / "new").exists()
 

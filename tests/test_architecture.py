@@ -38,12 +38,12 @@ DATA = [ROOT / "tasks" / "handmade", ROOT / "tasks" / "mutants" / "corpus"]
 """Tasks: repositories and functions to break, which nobody imports."""
 
 
-def modules() -> list[Path]:
+def list_modules() -> list[Path]:
     found = (path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
     return sorted(path for path in found if not any(path.is_relative_to(folder) for folder in DATA))
 
 
-def imports(path: Path, names: Collection[str]) -> set[str]:
+def find_imports(path: Path, names: Collection[str]) -> set[str]:
     """Those of `names` that a module imports anywhere: at its top, in functions, under ``TYPE_CHECKING``."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -57,31 +57,36 @@ def imports(path: Path, names: Collection[str]) -> set[str]:
 
 
 @functools.cache
-def edges() -> dict[str, set[str]]:
+def find_edges() -> dict[str, set[str]]:
     """The modules that each module imports, by dotted names."""
-    names = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in modules()}
+    names = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in list_modules()}
     names = {name.removesuffix(".__init__"): path for name, path in names.items()}
-    return {name: imports(path, names) - {name} for name, path in names.items()}
+    return {name: find_imports(path, names) - {name} for name, path in names.items()}
 
 
-def room(name: str) -> str:
+def get_room(name: str) -> str:
     return name.split(".")[1]
 
 
 def test_imports_point_down() -> None:
-    assert not {room(name) for name in edges()} - FLOOR.keys(), "without a floor: add it to FLOORS"
-    pairs = [(name, other) for name, others in edges().items() for other in sorted(others) if room(name) != room(other)]
+    assert not {get_room(name) for name in find_edges()} - FLOOR.keys(), "without a floor: add it to FLOORS"
+    pairs = [
+        (name, other)
+        for name, others in find_edges().items()
+        for other in sorted(others)
+        if get_room(name) != get_room(other)
+    ]
     offences = [
         f"{name} imports {other}"
         for name, other in pairs
-        if FLOOR[room(other)] > FLOOR[room(name)] - (room(other) not in SERVE_THEIR_FLOOR)
+        if FLOOR[get_room(other)] > FLOOR[get_room(name)] - (get_room(other) not in SERVE_THEIR_FLOOR)
     ]
     assert not offences, "\n".join(offences)
 
 
 def test_no_cycle() -> None:
     """Not within a folder either."""
-    order = graphlib.TopologicalSorter(edges())
+    order = graphlib.TopologicalSorter(find_edges())
     try:
         order.prepare()
     except graphlib.CycleError as error:

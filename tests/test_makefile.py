@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def setup(tmp_path: Path, *programs: str, extra: str = "dev", **scripts: str) -> subprocess.CompletedProcess[str]:
+def run_setup(tmp_path: Path, *programs: str, extra: str = "dev", **scripts: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/setup.sh in a copy of the tree's top with only `programs` and the fake `scripts` on the PATH."""
     tree, tools = tmp_path / "tree", tmp_path / "bin"
     (tree / "scripts").mkdir(parents=True)
@@ -31,7 +31,7 @@ def setup(tmp_path: Path, *programs: str, extra: str = "dev", **scripts: str) ->
 
 
 def test_no_python(tmp_path: Path) -> None:
-    done = setup(tmp_path)
+    done = run_setup(tmp_path)
     assert done.returncode == 3
     assert "Python 3.11 or newer" in done.stderr
 
@@ -50,7 +50,7 @@ END
 def test_pip_takes_the_cpu_build_without_a_gpu(tmp_path: Path, fails: str, asked: int) -> None:
     """From where pip looks, else from PyTorch's index, else it is said that the one with CUDA comes."""
     needed = ("mkdir", "chmod", "cat", "sed", "uname")
-    done = setup(tmp_path, *needed, python3=PYTHON % fails)
+    done = run_setup(tmp_path, *needed, python3=PYTHON % fails)
     assert done.returncode == 0, done.stderr
     assert "300 MB" in done.stderr and ("takes about 3 GB" in done.stderr) == (asked == 3)
     *torch, project = (tmp_path / "tree" / "log").read_text().splitlines()
@@ -60,11 +60,11 @@ def test_pip_takes_the_cpu_build_without_a_gpu(tmp_path: Path, fails: str, asked
 
 
 def test_uv_takes_the_cpu_build_without_a_gpu(tmp_path: Path) -> None:
-    done = setup(tmp_path, python3="exit 0", uv="echo uv $@ >&2")
+    done = run_setup(tmp_path, python3="exit 0", uv="echo uv $@ >&2")
     assert done.returncode == 0, done.stderr
     assert "300 MB" in done.stderr
     assert "--torch-backend cpu -c constraints.txt -e .[dev]" in done.stderr
-    with_gpu = setup(tmp_path / "gpu", python3="exit 0", uv="echo uv $@ >&2", **{"nvidia-smi": "exit 0"})
+    with_gpu = run_setup(tmp_path / "gpu", python3="exit 0", uv="echo uv $@ >&2", **{"nvidia-smi": "exit 0"})
     assert "--torch-backend auto" in with_gpu.stderr
 
 

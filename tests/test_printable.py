@@ -31,21 +31,21 @@ HOSTILE = (
 FORGED = re.compile(r"^(error: forged|step    9/9)", re.MULTILINE)
 
 
-def harmless(text: str) -> bool:
+def is_harmless(text: str) -> bool:
     """Whether a terminal would show `text` and nothing else, in order."""
     return all(char in "\n\t\u200d\ufe0f" or unicodedata.category(char)[0] not in "C" for char in text) and not set(
         text
     ) & {"\u2028", "\u2029"}
 
 
-def shown(text: str) -> None:
-    assert harmless(text), ascii(text)
+def check_shown(text: str) -> None:
+    assert is_harmless(text), ascii(text)
     assert not FORGED.search(text), text
     assert "[red]i[/red]" in text and "[link=http://x]j[/link]" in text and ":smile:" in text
 
 
 def test_the_hostile_text_would_do_all_that() -> None:
-    assert not harmless(HOSTILE) and FORGED.search(HOSTILE)
+    assert not is_harmless(HOSTILE) and FORGED.search(HOSTILE)
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print("[red]i[/red] :smile:")
     assert "[red]" not in console.file.getvalue()  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def test_the_hostile_text_would_do_all_that() -> None:
 
 @given(st.text(st.characters()))
 def test_any_text(text: str) -> None:
-    assert harmless(visible(text)) and harmless(logged(text))
+    assert is_harmless(visible(text)) and is_harmless(logged(text))
     assert len(printable(text).splitlines()) <= 1 and "\t" not in printable(text)
     assert all(line.startswith("    ") for line in logged(text).split("\n")[1:])
     assert visible(visible(text)) == visible(text)
@@ -82,7 +82,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
         progress.phase(HOSTILE)
         progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 0, Ending.VOID, fault=HOSTILE))
         progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 1, Ending.CRASH, HOSTILE, crash=HOSTILE))
-    shown(capsys.readouterr().err)
+    check_shown(capsys.readouterr().err)
 
 
 def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
         trace._show_message(message)
     trace.show_end(AgentReport("crash", log=HOSTILE), 1.0)
     trace.show_end(AgentReport(HOSTILE), 1.0)
-    shown(capsys.readouterr().err)
+    check_shown(capsys.readouterr().err)
 
 
 COMMANDS = {
@@ -134,7 +134,7 @@ cli.main()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
     text = (done.stderr + done.stdout).decode()
-    assert harmless(text) and not FORGED.search(text), ascii(text)
+    assert is_harmless(text) and not FORGED.search(text), ascii(text)
     assert "[red]i[/red]" in text
 
 

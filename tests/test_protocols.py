@@ -130,13 +130,13 @@ async def exam(kind: str, name: str, **options: Any) -> list[Finding]:
     return findings
 
 
-def failed(findings: list[Finding]) -> list[Finding]:
+def list_failed(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if not finding.ok]
 
 
 @pytest.mark.parametrize("name", ["nano", "nano4", "direct", "agentless"])
 async def test_the_exam_of_agents_uses_no_more(made: list[str], name: str) -> None:
-    assert not failed(await exam("agent", name))
+    assert not list_failed(await exam("agent", name))
 
 
 async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating:
     backend = sandbox.make_backend(sandbox.choose_backend().name)
     for name, options in (("handmade", {}), ("mutants", {"n": 2}), ("jsonl", {"path": str(tmp_path / "tasks.jsonl")})):
         findings = await task_source.examine_task_source(tasks.make_source(name, **options), backend, limit=2)
-        assert findings and not failed(findings), name
+        assert findings and not list_failed(findings), name
     assert len(await verify_tasks(source, backend, limit=1)) == 2
 
 
@@ -154,14 +154,14 @@ async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating:
 @pytest.mark.parametrize("name", [found.name for found in sandbox.check_backends() if found.ok])
 async def test_the_whole_exam_of_sandboxes_uses_no_more(made: list[str], name: str) -> None:
     """All that work here, with their attacks; ``unsafe-local`` fails it, and asks no more either."""
-    wrong = failed(await exam("sandbox", name))
+    wrong = list_failed(await exam("sandbox", name))
     assert name == "unsafe-local" or not [one for one in wrong if not one.name.startswith("A command costs")]
 
 
 @pytest.mark.timeout(900)
 async def test_the_exam_of_engines_uses_no_more(made: list[str]) -> None:
-    assert not failed(await exam("engine", "tiny"))
-    assert failed(await exam("engine", "scripted", script=[[5, 6, 7]] * 1000))
+    assert not list_failed(await exam("engine", "tiny"))
+    assert list_failed(await exam("engine", "scripted", script=[[5, 6, 7]] * 1000))
 
 
 def test_rewards_that_judge_a_workspace_declare_it(made: list[str]) -> None:

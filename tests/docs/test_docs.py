@@ -42,19 +42,19 @@ LOADED = re.compile(r"<(?:script|img|link rel=\"?stylesheet)[^>]*(?:src|href)=\"
 GENERATED = {ROOT / "docs" / "reference" / name for name in ("protocols.md", "types.md")}
 
 
-def tracked(*patterns: str) -> list[Path]:
+def list_tracked_files(*patterns: str) -> list[Path]:
     names = subprocess.run(["git", "ls-files", "-z", "--", *patterns], cwd=ROOT, capture_output=True, check=True).stdout
     paths = [ROOT / name for name in names.decode().split("\0") if name]
     return [path for path in paths if path.is_file()]  # one that was moved is listed until it is committed
 
 
-def anchors(page: Path) -> set[str]:
+def list_anchors(page: Path) -> set[str]:
     lines = FENCE.sub("", page.read_text()).splitlines()
     headings = [re.sub(r"[`*]", "", line.lstrip("# ")) for line in lines if line.startswith("#")]
     return {slugify(heading, "-") for heading in headings}
 
 
-def broken(page: Path) -> list[str]:
+def find_broken_links(page: Path) -> list[str]:
     """Links of a page to files or headings that are not there."""
     found = []
     for link in LINK.findall(FENCE.sub("", page.read_text())):
@@ -64,26 +64,26 @@ def broken(page: Path) -> list[str]:
         target = (page.parent / name).resolve() if name else page
         if target in GENERATED:
             continue
-        if not target.exists() or (anchor and anchor not in anchors(target)):
+        if not target.exists() or (anchor and anchor not in list_anchors(target)):
             found.append(f"{page.relative_to(ROOT)}: {link}")
     return found
 
 
 def test_links_lead_somewhere() -> None:
     """In the repository as it is read there, so also in pages that are not of the site."""
-    pages = tracked("*.md")
+    pages = list_tracked_files("*.md")
     assert len(pages) > 20
-    assert [link for page in pages for link in broken(page)] == []
+    assert [link for page in pages for link in find_broken_links(page)] == []
 
 
 def test_the_overview_links_every_page() -> None:
     overview = ROOT / "docs" / "index.md"
     linked = {(overview.parent / link).resolve() for link in LINK.findall(overview.read_text())}
-    assert [page.name for page in tracked("docs/*.md") if page != overview and page not in linked] == []
+    assert [page.name for page in list_tracked_files("docs/*.md") if page != overview and page not in linked] == []
 
 
 def test_pages_that_messages_and_comments_name_exist() -> None:
-    sources = tracked("*.py", "*.toml", "*.sh", "*.def", "Makefile")
+    sources = list_tracked_files("*.py", "*.toml", "*.sh", "*.def", "Makefile")
     named = {
         (path.relative_to(ROOT), mention)
         for path in sources
@@ -113,7 +113,7 @@ def test_diagrams_are_as_their_maker_draws_them() -> None:
 
 def test_pages_and_sources_cite_no_notes_that_readers_do_not_have() -> None:
     name = r"\b(?:DESIGN|FINDINGS|REQUIREMENTS)\b"
-    for cited, files in ((name, tracked("src/*")), (rf"{name}(?: \d|\.md)", tracked("*.md"))):
+    for cited, files in ((name, list_tracked_files("src/*")), (rf"{name}(?: \d|\.md)", list_tracked_files("*.md"))):
         assert [path for path in files if re.search(cited, path.read_text(errors="replace"))] == []
 
 
@@ -121,7 +121,7 @@ COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*crrl (.*)")
 SPAN = re.compile(r"`(crrl [^`]+)`")
 
 
-def documented_commands(page: Path) -> list[tuple[str, bool]]:
+def find_commands(page: Path) -> list[tuple[str, bool]]:
     """Arguments of `crrl` on a page, and whether they are a command to type, not the mention of one in a sentence."""
     text = page.read_text()
     typed = [line for block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
@@ -129,7 +129,7 @@ def documented_commands(page: Path) -> list[tuple[str, bool]]:
     return [(found[1], whole) for line, whole in lines if (found := COMMAND.match(line.strip()))]
 
 
-def refusal(words: str, group: Any, *, whole: bool) -> str:
+def explain_refusal(words: str, group: Any, *, whole: bool) -> str:
     """Why `crrl` does not take `words` of a shell; a mention may leave arguments out."""
     lexer = shlex.shlex(words, posix=True, punctuation_chars="|&;<>()")
     lexer.whitespace_split, lexer.commenters = True, "#"
@@ -159,16 +159,18 @@ def refusal(words: str, group: Any, *, whole: bool) -> str:
 def test_every_command_on_the_pages_is_one() -> None:
     """Its name, its options and its required arguments; those of the tutorials are run."""
     root = get_command(app)
-    commands = [(page, *each) for page in tracked("README.md", "docs/*.md") for each in documented_commands(page)]
+    commands = [(page, *each) for page in list_tracked_files("README.md", "docs/*.md") for each in find_commands(page)]
     assert len(commands) > 300
-    wrong = [(page.name, words, why) for page, words, whole in commands if (why := refusal(words, root, whole=whole))]
+    wrong = [
+        (page.name, words, why) for page, words, whole in commands if (why := explain_refusal(words, root, whole=whole))
+    ]
     assert wrong == []
 
 
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def play(page: str, folder: Path) -> str:
+def play_page(page: str, folder: Path) -> str:
     """Write the files of a page and run its commands; what they print."""
     printed = []
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -192,17 +194,17 @@ def play(page: str, folder: Path) -> str:
 
 @pytest.mark.timeout(900)
 def test_hello(tmp_path: Path, isolating: None) -> None:
-    play("hello.md", tmp_path)
+    play_page("hello.md", tmp_path)
     assert "train-00001-000-04" in (tmp_path / "episode.html").read_text()
     assert (tmp_path / "runs" / "short" / "report" / "index.html").is_file()
 
 
 @pytest.mark.timeout(900)
 def test_repository_then_agent_and_reward(tmp_path: Path, isolating: None) -> None:
-    printed = play("repository.md", tmp_path)
+    printed = play_page("repository.md", tmp_path)
     assert "+    return price - price * rate // 100" in (tmp_path / "fix.patch").read_text()
     assert " 0 failed" in printed
-    printed = play("agent-and-reward.md", tmp_path)
+    printed = play_page("agent-and-reward.md", tmp_path)
     assert "+    return price - price * rate // 100" in printed
     assert "as expected" in printed
     assert "small" in (tmp_path / "runs" / "own" / "metrics.jsonl").read_text()
@@ -275,10 +277,10 @@ def test_the_table_of_fields_is_that_of_the_code() -> None:
     assert list(documented) == list(known)
     for name, default in documented.items():
         value = "required" if known[name].is_required() else known[name].default
-        assert default.startswith("required" if name == "workspace" else default_text(value)), name
+        assert default.startswith("required" if name == "workspace" else format_default(value)), name
 
 
-def default_text(value: object) -> str:
+def format_default(value: object) -> str:
     if value == "required":
         return "required"
     return f"`{json.dumps(value)}`" if isinstance(value, str) else "none"

@@ -35,15 +35,19 @@ PAIRS = Path(__file__).parents[2].parent / "shared" / "data" / "pairs" / "sweben
 NAMES = [f"task{at}" for at in range(40)]
 
 
-def real() -> Path:
+def find_pairs_file() -> Path:
     """Outcomes of real systems, or a skip outside CI where there are none."""
     need(PAIRS.exists(), f"{PAIRS} is missing")
     return PAIRS
 
 
-def chosen(tmp_path: Path) -> Path:
+def write_chosen_pairs(tmp_path: Path) -> Path:
     """The part of them that tests may look at."""
-    rows = [line for line in gzip.decompress(real().read_bytes()).splitlines() if json.loads(line)["part"] == "choose"]
+    rows = [
+        line
+        for line in gzip.decompress(find_pairs_file().read_bytes()).splitlines()
+        if json.loads(line)["part"] == "choose"
+    ]
     path = tmp_path / "chosen.jsonl"
     path.write_bytes(b"\n".join(rows))
     return path
@@ -53,22 +57,22 @@ def crrl(*words: object) -> Result:
     return CliRunner().invoke(app, ["compare", *map(str, words)])
 
 
-def numbers(*words: object) -> dict[str, Any]:
+def compare_as_json(*words: object) -> dict[str, Any]:
     done = crrl(*words, "--json")
     assert done.exit_code == 0, done
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1], parse_constant=pytest.fail)
     return found
 
 
-def written(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def outcomes(path: Path, solved: Sequence[object], **more: Any) -> Path:
+def write_outcomes(path: Path, solved: Sequence[object], **more: Any) -> Path:
     """A task for each of `solved`, four in a repository."""
     rows = ({"instance_id": f"me__r{at // 4}-{at}", "resolved": bool(own), **more} for at, own in enumerate(solved))
-    return written(path, rows)
+    return write_rows(path, rows)
 
 
 class Run:
@@ -111,7 +115,7 @@ class Run:
         return self.folder.path
 
 
-def every(value: float, attempts: int = 1) -> dict[str, Sequence[float | None]]:
+def repeat_value(value: float, attempts: int = 1) -> dict[str, Sequence[float | None]]:
     return {name: [value] * attempts for name in NAMES}
 
 
@@ -119,12 +123,12 @@ def every(value: float, attempts: int = 1) -> dict[str, Sequence[float | None]]:
 
 
 def test_real_systems_are_compared_as_scipy_and_statsmodels_do(tmp_path: Path) -> None:
-    file = chosen(tmp_path)
+    file = write_chosen_pairs(tmp_path)
     names = "sweagent-gpt4_cost_2_1", "20241117_moatless_claude_3_5_sonnet_20241022"
     done = crrl(*(f"{file}@{name}" for name in names))
     assert done.exit_code != 0 and isinstance(done.exception, UsageError)
     assert "lacks" in str(done.exception) and "--common" in done.exception.fix
-    found = numbers(*(f"{file}@{name}" for name in names), "--common")
+    found = compare_as_json(*(f"{file}@{name}" for name in names), "--common")
     [pair] = found["comparisons"]
     sides: list[dict[str, bool]] = [{}, {}]
     for line in file.read_text().splitlines():
@@ -137,7 +141,7 @@ def test_real_systems_are_compared_as_scipy_and_statsmodels_do(tmp_path: Path) -
     assert pair["tasks"] == len(tasks) and pair["clusters"] == len({task.rpartition("-")[0] for task in tasks})
     gains = np.array([float(sides[1][task]) - sides[0][task] for task in tasks])
     assert pair["change"]["value"] == pytest.approx(gains.mean(), rel=1e-9)
-    alone = numbers(*(f"{file}@{name}" for name in names), "--common", "--cluster", "task")["comparisons"][0]
+    alone = compare_as_json(*(f"{file}@{name}" for name in names), "--common", "--cluster", "task")["comparisons"][0]
     assert alone["clusters"] == len(tasks)
     assert alone["p"] == pytest.approx(alone["mcnemar"]["exact"], abs=0.002) and pair["claimed"] and alone["claimed"]
     plain = scipy_stats.bootstrap((gains,), np.mean, rng=1, method="percentile").confidence_interval
@@ -145,9 +149,9 @@ def test_real_systems_are_compared_as_scipy_and_statsmodels_do(tmp_path: Path) -
 
 
 def test_one_system_run_twice_is_no_difference_and_three_times_is_three_attempts(tmp_path: Path) -> None:
-    file = chosen(tmp_path)
+    file = write_chosen_pairs(tmp_path)
     runs = [f"{file}@autocoderover-gpt4_acr-run-{at}" for at in (1, 2, 3)]
-    found = numbers(*runs, "--common")
+    found = compare_as_json(*runs, "--common")
     assert [pair["claimed"] for pair in found["comparisons"]] == [False, False]
     assert all(pair["comparisons"] == 2 and pair["adjusted"] >= pair["p"] for pair in found["comparisons"])
     assert all(verdict.startswith("No difference can be claimed") for verdict in found["verdicts"])
@@ -157,10 +161,10 @@ def test_one_system_run_twice_is_no_difference_and_three_times_is_three_attempts
 
 
 def test_a_difference_is_claimed_by_interval_and_test_together(tmp_path: Path) -> None:
-    worse, better = outcomes(tmp_path / "a.jsonl", [0] * 40), outcomes(tmp_path / "b.jsonl", [1, 0] * 20)
-    found = numbers(worse, better)
+    worse, better = write_outcomes(tmp_path / "a.jsonl", [0] * 40), write_outcomes(tmp_path / "b.jsonl", [1, 0] * 20)
+    found = compare_as_json(worse, better)
     assert found["verdicts"][0].startswith("b is above a: b - a = +50.0 points [")
-    assert numbers(better, worse)["verdicts"][0].startswith("a is below b: a - b = -50.0 points [")
+    assert compare_as_json(better, worse)["verdicts"][0].startswith("a is below b: a - b = -50.0 points [")
     [pair] = found["comparisons"]
     assert pair["claimed"] and pair["unit"] == "repositories" and pair["clusters"] == 10
     assert pair["mcnemar"]["only_after"] == 20
@@ -168,21 +172,24 @@ def test_a_difference_is_claimed_by_interval_and_test_together(tmp_path: Path) -
 
 def test_what_holds_for_these_tasks_need_not_hold_for_other_repositories(tmp_path: Path) -> None:
     """All that is won is won in one of ten repositories."""
-    worse, better = outcomes(tmp_path / "a.jsonl", [0] * 80), outcomes(tmp_path / "b.jsonl", [1] * 8 + [0] * 72)
-    [verdict] = numbers(worse, better)["verdicts"]
+    worse, better = (
+        write_outcomes(tmp_path / "a.jsonl", [0] * 80),
+        write_outcomes(tmp_path / "b.jsonl", [1] * 8 + [0] * 72),
+    )
+    [verdict] = compare_as_json(worse, better)["verdicts"]
     assert verdict.startswith("No difference can be claimed beyond these 80 tasks, for other repositories")
     assert "on these tasks themselves there is one (sign flips of tasks, p = 0.0" in verdict
-    assert numbers(worse, better, "--cluster", "task")["verdicts"][0].startswith("b is above a")
+    assert compare_as_json(worse, better, "--cluster", "task")["verdicts"][0].startswith("b is above a")
 
 
 @pytest.mark.parametrize(("least", "state"), [(0, "shown"), (5, "shown"), (9, "not shown"), (50, "ruled out")])
 def test_a_gain_with_a_margin_is_shown_by_the_whole_interval(tmp_path: Path, least: float, state: str) -> None:
     first = [at % 4 == 0 for at in range(400)]
     files = (
-        outcomes(tmp_path / "a.jsonl", first),
-        outcomes(tmp_path / "b.jsonl", [x or at % 10 == 1 for at, x in enumerate(first)]),
+        write_outcomes(tmp_path / "a.jsonl", first),
+        write_outcomes(tmp_path / "b.jsonl", [x or at % 10 == 1 for at, x in enumerate(first)]),
     )
-    [verdict] = numbers(*files, "--at-least", least)["verdicts"]
+    [verdict] = compare_as_json(*files, "--at-least", least)["verdicts"]
     assert verdict.endswith(f"A gain of more than {least} points is {state}.")
     for impossible in ("nan", "inf", "-1"):
         assert "a gain of" in str(crrl(*files, f"--at-least={impossible}").exception)
@@ -192,7 +199,7 @@ def test_a_gain_is_a_decrease_where_less_is_better_and_pairs_have_one_unit(tmp_p
     solved = {"a": 0.0, "b": 1.0, "c": -1.0}
     runs = [Run(tmp_path / name).evaluated("eval-00000", {t: [v] for t in NAMES}) for name, v in solved.items()]
     paths = [run.folder.path for run in runs]
-    found = numbers(*paths, "--metric", "reward", "--at-least", 0.5, "--all-pairs")
+    found = compare_as_json(*paths, "--metric", "reward", "--at-least", 0.5, "--all-pairs")
     assert {(each["share"], each["at_least"]) for each in found["comparisons"]} == {(False, 0.5)}
     before, after = Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
     assert orient_gain("crash_per_patch", before) == after and orient_gain("resolved", before) == before
@@ -203,9 +210,9 @@ def test_a_gain_is_a_decrease_where_less_is_better_and_pairs_have_one_unit(tmp_p
 def test_outcomes_that_never_vary_have_intervals_of_some_width_or_none(
     tmp_path: Path, a: int, b: int, count: int
 ) -> None:
-    files = outcomes(tmp_path / "a.jsonl", [a] * count), outcomes(tmp_path / "b.jsonl", [b] * count)
+    files = write_outcomes(tmp_path / "a.jsonl", [a] * count), write_outcomes(tmp_path / "b.jsonl", [b] * count)
     for options in ((), ("--cluster", "task")):
-        [pair] = numbers(*files, *options)["comparisons"]  # which has no NaN
+        [pair] = compare_as_json(*files, *options)["comparisons"]  # which has no NaN
         for name in ("early", "late", "change", "bootstrap", "d", "smallest_shown"):
             if found := pair[name]:
                 assert (found["low"] is None and found["high"] is None) or found["low"] < found["high"]
@@ -219,7 +226,7 @@ def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
     for as many as there are."""
     sides = [[0, 0, 0, 0, 1, 1, 1, 1] * 2, [1, 1, 1, 1, 0, 0, 0, 0] * 2, [0] * 16]
     files = [
-        written(
+        write_rows(
             tmp_path / f"{name}.jsonl",
             (
                 {"instance_id": f"t{at}", "resolved": bool(own), "repository": f"r{at // 4 % 2}", "language": "c"}
@@ -228,18 +235,18 @@ def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
         )
         for name, solved in zip("abc", sides, strict=True)
     ]
-    [pair] = numbers(*files[:2])["comparisons"]
+    [pair] = compare_as_json(*files[:2])["comparisons"]
     assert pair["change"]["value"] == 0 and not pair["claimed"]
     assert [(part["name"], part["tasks"], part["change"]["value"]) for part in pair["parts"]] == [
         ("repository r0", 8, 1.0), ("repository r1", 8, -1.0),
     ]  # fmt: skip
     assert [part["p"] for part in pair["parts"]] == [2 * 2 / 2**8] * 2, "eight flips, corrected for two parts"
     assert "parts of the tasks; p of sign flips, corrected for 2 parts (Holm)" in crrl(*files[:2]).stdout
-    found = numbers(*files, "--all-pairs")["comparisons"]
+    found = compare_as_json(*files, "--all-pairs")["comparisons"]
     assert [(each["before"], each["after"], each["comparisons"]) for each in found] == [
         ("a", "b", 3), ("a", "c", 3), ("b", "c", 3),
     ]  # fmt: skip
-    assert len(numbers(*files)["comparisons"]) == 2
+    assert len(compare_as_json(*files)["comparisons"]) == 2
     with pytest.raises(UsageError, match="a count holds only the number"):
         answer_comparison(["1/2", "1/2"], ComparisonOptions(pairs=True))
 
@@ -249,17 +256,17 @@ def test_curves_go_as_far_as_the_attempts(tmp_path: Path) -> None:
     it is behind in one, and ahead in many."""
     base = Run(tmp_path / "base").evaluated("eval-00000", {n: [1.0, 0.0, 0.0, 0.0, 1.0, 0.0] for n in NAMES})
     mine = Run(tmp_path / "mine").evaluated("eval-00000", {n: [float(at % 2)] * 6 for at, n in enumerate(NAMES)})
-    found = numbers(base.path, mine.path, "--cluster", "task")
+    found = compare_as_json(base.path, mine.path, "--cluster", "task")
     points = found["comparisons"][0]["pass_at"]
     assert [point["k"] for point in points] == [1, 2, 4, 6]
     assert [point["before"]["value"] for point in points] == pytest.approx([1 / 3, 1 - 6 / 15, 1 - 1 / 15, 1])
     assert {point["after"]["value"] for point in points} == {0.5}
     assert found["verdicts"][1].startswith("pass@k: base solves within 6 attempts what mine does not: +16.7 points")
     steady = Run(tmp_path / "steady").evaluated("eval-00000", {n: [1.0] * 5 + [0.0] for n in NAMES})
-    verdict = numbers(base.path, steady.path, "--cluster", "task")["verdicts"][1]
+    verdict = compare_as_json(base.path, steady.path, "--cluster", "task")["verdicts"][1]
     assert verdict.startswith("pass@k: steady is more reliable in a single attempt, and no new skill is shown")
-    single = Run(tmp_path / "single").evaluated("eval-00000", every(0))
-    assert numbers(base.path, single.path)["comparisons"][0]["pass_at"] == []
+    single = Run(tmp_path / "single").evaluated("eval-00000", repeat_value(0))
+    assert compare_as_json(base.path, single.path)["comparisons"][0]["pass_at"] == []
 
 
 # -- what is read
@@ -268,14 +275,14 @@ def test_curves_go_as_far_as_the_attempts(tmp_path: Path) -> None:
 def test_the_last_evaluation_of_a_run_or_the_one_that_is_named(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     for step, name in ((0, "eval"), (10, "eval"), (10, "greedy")):
-        run.evaluated(f"{name}-{step:05d}", every(step / 10))
+        run.evaluated(f"{name}-{step:05d}", repeat_value(step / 10))
     values = {
         which: read_outcomes(f"{run.path}{which}") for which in ("", "@0", "@eval-00000", "@eval", "@greedy", "@10")
     }
     assert all(isinstance(each, Outcomes) for each in values.values())
     first = {which: each.values["task0"] for which, each in values.items() if isinstance(each, Outcomes)}
     assert first == {"": (1,), "@0": (0,), "@eval-00000": (0,), "@eval": (1,), "@greedy": (1,), "@10": (1,)}
-    assert numbers(f"{run.path}@0", run.path)["comparisons"][0]["claimed"]
+    assert compare_as_json(f"{run.path}@0", run.path)["comparisons"][0]["claimed"]
     for which, fix in (("@5", "eval-00000"), ("@greedy-0010", "did you mean 'greedy-00010'?")):
         with pytest.raises(UsageError) as caught:
             read_outcomes(f"{run.path}{which}")
@@ -283,10 +290,10 @@ def test_the_last_evaluation_of_a_run_or_the_one_that_is_named(tmp_path: Path) -
 
 
 def test_repeated_runs_with_commas_are_attempts_of_one_policy(tmp_path: Path) -> None:
-    files = [outcomes(tmp_path / f"{name}.jsonl", [at == 0, 1, 0, 1] * 4) for at, name in enumerate("abc")]
+    files = [write_outcomes(tmp_path / f"{name}.jsonl", [at == 0, 1, 0, 1] * 4) for at, name in enumerate("abc")]
     found = read_outcomes(",".join(map(str, files)))
     assert isinstance(found, Outcomes) and found.values["me__r0-0"] == (1, 0, 0)
-    outcomes(files[2], [1])
+    write_outcomes(files[2], [1])
     with pytest.raises(UsageError, match="not attempts of one evaluation"):
         read_outcomes(",".join(map(str, files)))
 
@@ -321,13 +328,13 @@ def test_reports_of_the_harness(tmp_path: Path) -> None:
 
 
 def test_other_tasks_limits_contents_and_versions_are_refused_with_the_difference(tmp_path: Path) -> None:
-    base = Run(tmp_path / "base").evaluated("eval-00000", every(0))
+    base = Run(tmp_path / "base").evaluated("eval-00000", repeat_value(0))
     fewer = Run(tmp_path / "fewer").evaluated("eval-00000", {name: [1.0] for name in NAMES[:30]})
-    void = Run(tmp_path / "void").evaluated("eval-00000", every(1) | {"task3": [None]})
-    longer = Run(tmp_path / "longer", rollout={"calls": 99}).evaluated("eval-00000", every(1))
-    newer = Run(tmp_path / "newer", rewards={"tests": 2}).evaluated("eval-00000", every(1))
+    void = Run(tmp_path / "void").evaluated("eval-00000", repeat_value(1) | {"task3": [None]})
+    longer = Run(tmp_path / "longer", rollout={"calls": 99}).evaluated("eval-00000", repeat_value(1))
+    newer = Run(tmp_path / "newer", rewards={"tests": 2}).evaluated("eval-00000", repeat_value(1))
     changed = [Task(name, "p" if name != "task7" else "q", "python", "git:u@1", b"") for name in NAMES]
-    edited = Run(tmp_path / "edited", tasks=changed).evaluated("eval-00000", every(1))
+    edited = Run(tmp_path / "edited", tasks=changed).evaluated("eval-00000", repeat_value(1))
     for other, message, fix in (
         (
             fewer,
@@ -343,18 +350,18 @@ def test_other_tasks_limits_contents_and_versions_are_refused_with_the_differenc
             answer_comparison([str(base.path), str(other.path)], ComparisonOptions())
         assert message in str(caught.value)
         assert fix in caught.value.fix
-    assert numbers(base.path, fewer.path, "--common")["comparisons"][0]["tasks"] == 30
-    assert numbers(base.path, edited.path, "--common")["comparisons"][0]["tasks"] == 39
-    found = numbers(base.path, longer.path, "--other-conditions")
+    assert compare_as_json(base.path, fewer.path, "--common")["comparisons"][0]["tasks"] == 30
+    assert compare_as_json(base.path, edited.path, "--common")["comparisons"][0]["tasks"] == 39
+    found = compare_as_json(base.path, longer.path, "--other-conditions")
     assert found["settings"]["rollout.calls"] == [30, 99]
-    assert "1 attempt void" in numbers(base.path, void.path, "--common")["notes"][0]
+    assert "1 attempt void" in compare_as_json(base.path, void.path, "--common")["notes"][0]
 
 
 def test_environments_and_sandboxes_of_other_kinds_digests_and_limits_are_refused(tmp_path: Path) -> None:
     def run(name: str, kind: str = "image", digest: str = "1", memory: int = 1) -> Path:
         environments = [{"kind": kind, "name": "django", "digest": digest, "tasks": 40}]
         about = {"eval": {"environments": environments, "sandboxes": [{"name": "bwrap", "memory": memory}]}}
-        return Run(tmp_path / name, conditions=about).evaluated("eval-00000", every(1)).path
+        return Run(tmp_path / name, conditions=about).evaluated("eval-00000", repeat_value(1)).path
 
     base = run("base")
     for other, message in (
@@ -364,13 +371,13 @@ def test_environments_and_sandboxes_of_other_kinds_digests_and_limits_are_refuse
     ):
         with pytest.raises(UsageError, match=message):
             answer_comparison([str(base), str(other)], ComparisonOptions())
-        assert len(numbers(base, other, "--other-conditions")["settings"]) == 1
-    assert numbers(base, run("same"))["comparisons"][0]["tasks"] == 40
+        assert len(compare_as_json(base, other, "--other-conditions")["settings"]) == 1
+    assert compare_as_json(base, run("same"))["comparisons"][0]["tasks"] == 40
 
 
 def test_limits_are_those_that_an_evaluation_had_and_not_those_of_a_later_resume(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", rollout={"calls": 50})
-    run.evaluated("eval-00000", every(0)).evaluated("eval-00010", every(1))
+    run.evaluated("eval-00000", repeat_value(0)).evaluated("eval-00010", repeat_value(1))
     log = run.folder.writer()
     log.append("change", step=5, key="rollout.calls", old=30, new=50)
     log.close()
@@ -391,7 +398,7 @@ def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path
         .evaluated("eval-00000", {"task0": [1.0]})
         for name in "ab"
     ]  # fmt: skip
-    assert numbers(*(side.path for side in sides))["comparisons"][0]["tasks"] == 1
+    assert compare_as_json(*(side.path for side in sides))["comparisons"][0]["tasks"] == 1
 
 
 @pytest.mark.parametrize(
@@ -420,8 +427,10 @@ def test_bad_lines_are_named(tmp_path: Path, lines: str, message: str) -> None:
 
 def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     counts = ["31/500", "36/500"]
-    files = [str(outcomes(tmp_path / f"{name}.jsonl", [0, 1] * 10, cost=at + 0.5)) for at, name in enumerate("ab")]
-    other = str(written(tmp_path / "other.jsonl", [{"id": "x", "resolved": 1}]))
+    files = [
+        str(write_outcomes(tmp_path / f"{name}.jsonl", [0, 1] * 10, cost=at + 0.5)) for at, name in enumerate("ab")
+    ]
+    other = str(write_rows(tmp_path / "other.jsonl", [{"id": "x", "resolved": 1}]))
     for policies, question, message in (
         (counts[:1], ComparisonOptions(), "takes two policies"),
         ([], ComparisonOptions(), "takes two policies"),
@@ -454,7 +463,7 @@ def test_any_score_is_a_metric(tmp_path: Path) -> None:
         .path
         for name, c in (("a", -1.0), ("b", 1.0))
     ]  # fmt: skip
-    found = numbers(*sides, "--metric", "cost")
+    found = compare_as_json(*sides, "--metric", "cost")
     assert found["verdicts"][0].startswith("b is above a: b - a = +") and "points" not in found["verdicts"][0]
     assert not found["comparisons"][0]["share"]
     with pytest.raises(UsageError, match="no checks were run"):
@@ -462,11 +471,11 @@ def test_any_score_is_a_metric(tmp_path: Path) -> None:
 
 
 def test_counts_alone_are_compared_by_what_could_be() -> None:
-    [verdict] = numbers("31/500", "36/500")["verdicts"]
+    [verdict] = compare_as_json("31/500", "36/500")["verdicts"]
     assert verdict.startswith("No difference can be claimed: 36/500 - 31/500 = +1.0 points [-2.3, 4.3]")
     assert "p from 0.0625 to 0.625" in verdict and "could have shown is [1.6, 4.6] points" in verdict
-    assert numbers("31/500", "131/500")["comparisons"][0]["claimed"]
-    [depends] = numbers("31/500", "45/500")["verdicts"]
+    assert compare_as_json("31/500", "131/500")["comparisons"][0]["claimed"]
+    [depends] = compare_as_json("31/500", "45/500")["verdicts"]
     assert depends.startswith("Whether there is a difference depends on which tasks were solved")
 
 
@@ -483,7 +492,10 @@ def test_published_numbers_are_those_of_their_counts() -> None:
 
 
 def test_every_number_has_an_interval_and_a_method_in_every_format(tmp_path: Path) -> None:
-    files = outcomes(tmp_path / "my_a.jsonl", [0, 1] * 20), outcomes(tmp_path / "b.jsonl", [1, 0, 0, 1] * 10)
+    files = (
+        write_outcomes(tmp_path / "my_a.jsonl", [0, 1] * 20),
+        write_outcomes(tmp_path / "b.jsonl", [1, 0, 0, 1] * 10),
+    )
     text = crrl(*files).stdout
     assert text.startswith("No difference can be claimed: b - my_a = +0.0 points [-")
     rows = text.split("\n\n")[1].splitlines()[2:]
@@ -498,7 +510,7 @@ def test_every_number_has_an_interval_and_a_method_in_every_format(tmp_path: Pat
     )
     assert "points [$-$" in latex and re.search(r"[ \[]-\d", latex) is None, "a minus, no hyphen"
     assert r"my\_a" in latex and re.search(r"(?<!\\)[%_#]", latex.replace(r"\begin", "")) is None
-    assert json.loads(crrl(*files, "--format", "json").stdout) == numbers(*files)
+    assert json.loads(crrl(*files, "--format", "json").stdout) == compare_as_json(*files)
     assert crrl(*files, "--format", "html").exception is not None
 
 
@@ -522,7 +534,7 @@ def write_evaluation(path: Path, solves: Solves, seed: int, *, version: int = 1,
     return path
 
 
-def grid(tmp_path: Path, seeds: int = 3) -> dict[str, dict[int, Path]]:
+def write_grid(tmp_path: Path, seeds: int = 3) -> dict[str, dict[int, Path]]:
     """A baseline that repairs a quarter of the tasks, an arm that repairs nearly all, and one that is no better."""
     random = Random(0)
     arms: dict[str, Solves] = {
@@ -536,12 +548,12 @@ def grid(tmp_path: Path, seeds: int = 3) -> dict[str, dict[int, Path]]:
     }
 
 
-def said(runs: Runs, seeds: int = 3, question: ArmQuestion = QUESTION) -> str:
+def describe_answer(runs: Runs, seeds: int = 3, question: ArmQuestion = QUESTION) -> str:
     return "\n".join(answer_questions([question], runs, range(seeds), ARMS).verdicts)
 
 
 def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_seen(tmp_path: Path) -> None:
-    runs = grid(tmp_path)
+    runs = write_grid(tmp_path)
     found = answer_question(QUESTION, runs)
     assert {arm: mean.interval.value for arm, mean in found.means.items()} == {
         "base": 0.25,
@@ -556,14 +568,14 @@ def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_see
     rl, other = found.contrasts
     assert rl.change == expected and rl.claimed and not other.claimed
     assert rl.adjusted == pytest.approx(2 * expected.p), "Holm, of two"
-    text = said(runs)
+    text = describe_answer(runs)
     assert text.startswith("RQ2: Are more bugs repaired? rl is above base: rl - base = +62.5 points [")
     assert "3 seeds x 24 tasks. Too small to tell: other - base" in text
     assert "the smallest difference that 3 seeds x 24 tasks could have shown is" in text
 
 
 def test_a_criterion_is_met_if_each_of_its_gains_is_shown(tmp_path: Path) -> None:
-    runs = grid(tmp_path)
+    runs = write_grid(tmp_path)
     repairs = replace(QUESTION, name="repairs", arms=("base", "rl"), at_least=5.0)
     anything = replace(QUESTION, name="anything", arms=("base", "other"), at_least=0.0)
     late = replace(QUESTION, name="late", arms=("base", "missing"), at_least=0.0)
@@ -589,17 +601,17 @@ def test_a_criterion_is_met_if_each_of_its_gains_is_shown(tmp_path: Path) -> Non
 
 
 def test_a_count_between_0_and_1_is_no_share(tmp_path: Path) -> None:
-    assert not answer_question(replace(QUESTION, metric="changed_files"), grid(tmp_path, seeds=1)).share
+    assert not answer_question(replace(QUESTION, metric="changed_files"), write_grid(tmp_path, seeds=1)).share
 
 
 def test_what_is_missing_is_said_and_makes_nothing_more_certain(tmp_path: Path) -> None:
-    runs = grid(tmp_path)
+    runs = write_grid(tmp_path)
     runs["rl"][2] = write_evaluation(tmp_path / "short", lambda seed, at: 1.0, 2, tasks=20)
     found = answer_question(QUESTION, runs)
     assert (found.means["base"].tasks, found.notes) == (20, ["RQ2: 4 tasks left out: some run has no value for them."])
-    assert "Not known yet" in said({"rl": runs["rl"]}), "nothing without the baseline"
+    assert "Not known yet" in describe_answer({"rl": runs["rl"]}), "nothing without the baseline"
     del runs["rl"][1], runs["other"]
-    text = said(runs)
+    text = describe_answer(runs)
     assert "2 seeds x 20 tasks (of 3 seeds)" in text
     assert text.endswith("Not known yet: no seed of base and other is finished.")
     [rl] = answer_question(QUESTION, runs).contrasts
@@ -607,8 +619,11 @@ def test_what_is_missing_is_said_and_makes_nothing_more_certain(tmp_path: Path) 
 
 
 def test_what_may_not_be_compared_is_an_answer_of_its_own(tmp_path: Path) -> None:
-    runs = grid(tmp_path)
+    runs = write_grid(tmp_path)
     runs["rl"][0] = write_evaluation(tmp_path / "judged", lambda seed, at: 1.0, 0, version=2)
-    assert "cannot be answered: base, seed 0 and rl, seed 0 were judged by other versions of a reward" in said(runs)
-    assert "does not measure 'speed'" in said(runs, question=replace(QUESTION, metric="speed"))
-    assert "no single evaluation 'greedy'" in said(runs, question=replace(QUESTION, evaluation="greedy"))
+    assert (
+        "cannot be answered: base, seed 0 and rl, seed 0 were judged by other versions of a reward"
+        in describe_answer(runs)
+    )
+    assert "does not measure 'speed'" in describe_answer(runs, question=replace(QUESTION, metric="speed"))
+    assert "no single evaluation 'greedy'" in describe_answer(runs, question=replace(QUESTION, evaluation="greedy"))

@@ -42,26 +42,32 @@ def decode(ids: Sequence[int]) -> str:
     return bytes(ids).decode(errors="replace")
 
 
-def span(text: str, origin: Origin = Origin.POLICY) -> TokenSpan:
+def make_span(text: str, origin: Origin = Origin.POLICY) -> TokenSpan:
     ids = tuple(text.encode(errors="replace"))
     return TokenSpan(ids, origin, tuple(-0.25 * (i % 4) for i in range(len(ids))) if origin is Origin.POLICY else ())
 
 
-def turn(index: int, base: int | None, given: str, output: str, tail: str = "", **more: object) -> Turn:
+def make_turn(index: int, base: int | None, given: str, output: str, tail: str = "", **more: object) -> Turn:
     versions = (VersionRange(7, 0, 2), VersionRange(8, 2, len(output.encode()) + len(tail)))
-    return Turn(index, base, span(given, Origin.GIVEN), span(output), span(tail), versions, **more)  # type: ignore[arg-type]
+    return Turn(index, base, make_span(given, Origin.GIVEN), make_span(output), make_span(tail), versions, **more)  # type: ignore[arg-type]
 
 
-def asked(name: str, arguments: object, **more: object) -> dict[str, object]:
+def make_call_message(name: str, arguments: object, **more: object) -> dict[str, object]:
     call = {"id": f"call-{name}", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": None, "tool_calls": [call], **more}
 
 
-def make(id: str = "s00001-g00-00", **more: object) -> Episode:
+def make_episode(id: str = "s00001-g00-00", **more: object) -> Episode:
     turns = (
-        turn(0, None, f"issue: {EVIL}", "look", messages=({"role": "user", "content": EVIL}, asked(EVIL, EVIL))),
-        turn(1, 0, "result", f"é世 {EVIL}", "tail"),
-        turn(2, 0, "other", "half", masked="aborted"),
+        make_turn(
+            0,
+            None,
+            f"issue: {EVIL}",
+            "look",
+            messages=({"role": "user", "content": EVIL}, make_call_message(EVIL, EVIL)),
+        ),
+        make_turn(1, 0, "result", f"é世 {EVIL}", "tail"),
+        make_turn(2, 0, "other", "half", masked="aborted"),
     )
     calls = (ToolCall(0, "shell", EVIL, True, 5, 0.1, "ls"), ToolCall(9, EVIL, "{}", False))
     fields: dict[str, object] = {
@@ -76,11 +82,11 @@ def make(id: str = "s00001-g00-00", **more: object) -> Episode:
     return Episode(id, f"toy/{EVIL}", "train", 1, "s00001-g00", 0, Ending.DONE, **fields)  # type: ignore[arg-type]
 
 
-def rendered(episode: Episode, *, around: PageContext | None = None, **more: Any) -> str:
+def render(episode: Episode, *, around: PageContext | None = None, **more: Any) -> str:
     return render_episode(EpisodeView(episode, decode, **more), around or PageContext("run", "run"))
 
 
-def embedded(page: str) -> Any:
+def read_embedded_data(page: str) -> Any:
     """The data from which a page's script draws."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found
@@ -88,9 +94,9 @@ def embedded(page: str) -> Any:
 
 
 def test_every_token_is_there_with_its_facts() -> None:
-    episode = make()
-    page = rendered(episode, trained={0: "trained", 1: "masked:sampling", 2: "dropped:aborted"}, advantage=1.5)
-    data = embedded(page)
+    episode = make_episode()
+    page = render(episode, trained={0: "trained", 1: "masked:sampling", 2: "dropped:aborted"}, advantage=1.5)
+    data = read_embedded_data(page)
     assert list(data) == ["0", "1", "2"]
     for own in episode.turns:
         drawn = data[str(own.index)]
@@ -105,14 +111,14 @@ def test_every_token_is_there_with_its_facts() -> None:
     ]
     assert "".join(data["1"]["output"]["text"]).startswith("é世 </pre></script>")
     assert "forks from turn 0" in page and "made more likely (advantage +1.50)" in page
-    page = rendered(episode, trained=dict.fromkeys((0, 1, 2), "trained"), advantage=-1.5)
+    page = render(episode, trained=dict.fromkeys((0, 1, 2), "trained"), advantage=-1.5)
     assert "made less likely (advantage \N{MINUS SIGN}1.50)" in page
 
 
 def test_hostile_text_is_inert() -> None:
     task = Task(EVIL, EVIL, EVIL, "", EVIL.encode(), repository=EVIL, created=EVIL)
-    alone = rendered(make(), around=PageContext(EVIL, notice=EVIL), task=task)
-    for page in (rendered(make(), around=PageContext(EVIL, "run", notice=EVIL), task=task), alone):
+    alone = render(make_episode(), around=PageContext(EVIL, notice=EVIL), task=task)
+    for page in (render(make_episode(), around=PageContext(EVIL, "run", notice=EVIL), task=task), alone):
         reader = Page(page)
         assert not reader.elements & {"img", "iframe", "object"}
         assert page.count("<script") == 3, "the data of the page, twice, and our own"
@@ -126,7 +132,7 @@ def test_hostile_text_is_inert() -> None:
 
 def test_patch_scores_and_timings_are_shown() -> None:
     task = Task("t", "It is broken.", "python", "", b"diff --git a/x b/x\n@@ -1 +1 @@\n-old <b>\n+right\n")
-    page = rendered(make(), task=task)
+    page = render(make_episode(), task=task)
     assert page.count('<code class="del both">-old &lt;b&gt;</code>') == 2, "in the attempt and in the reference"
     assert '<code class="add">+new \ufffd</code>' in page and '<code class="add">+right</code>' in page
     assert "+1 \u22121" in page and "It is broken." in page
@@ -136,20 +142,22 @@ def test_patch_scores_and_timings_are_shown() -> None:
 
 
 def test_an_empty_episode_and_an_empty_run_have_pages(tmp_path: Path) -> None:
-    empty = make(turns=(), tool_calls=(), patch=b"", scores=(), timings={}, fault=f"SandboxFault: {EVIL}")
-    page = rendered(dataclasses.replace(empty, ending=Ending.VOID))
+    empty = make_episode(turns=(), tool_calls=(), patch=b"", scores=(), timings={}, fault=f"SandboxFault: {EVIL}")
+    page = render(dataclasses.replace(empty, ending=Ending.VOID))
     assert "never called" in page and "SandboxFault" in page and "left as it was" in page
     maker = RunMaker(tmp_path / "run")
     maker.log.close()
-    assert embedded(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
+    assert read_embedded_data(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
     maker.folder.log.unlink()
-    assert embedded(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
+    assert read_embedded_data(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
 
 
 def test_a_crash_is_shown_with_its_reward_and_how_it_broke() -> None:
     how = f"mine ended with exit code 1: {EVIL}\nKeyError: 'cmd'"
-    crashed = dataclasses.replace(make(), ending=Ending.CRASH, reason="exit 1", crash=how, printed="no such model")
-    page = rendered(crashed)
+    crashed = dataclasses.replace(
+        make_episode(), ending=Ending.CRASH, reason="exit 1", crash=how, printed="no such model"
+    )
+    page = render(crashed)
     assert '<span class="badge crash">crash · exit 1</span>' in page
     assert "KeyError: &#39;cmd&#39;" in page and "no such model" in page
     assert f"<b>{crashed.reward:.3f}</b><span>reward</span>" in page
@@ -160,12 +168,12 @@ def test_a_conversation_has_its_calls_with_what_came_of_them() -> None:
     system = {"role": "system", "content": [{"type": "text", "text": "be"}]}
     answer = {"role": "tool", "content": "x.py", "tool_call_id": "call-ls"}
     turns = (
-        turn(0, None, "", "x", messages=(system, asked("ls", {}))),
-        turn(1, 0, "", "x", messages=(answer, asked("edit", edit))),
-        turn(2, 1, "", "x", messages=({"role": "assistant", "content": "done", "reasoning_content": "hm"},)),
+        make_turn(0, None, "", "x", messages=(system, make_call_message("ls", {}))),
+        make_turn(1, 0, "", "x", messages=(answer, make_call_message("edit", edit))),
+        make_turn(2, 1, "", "x", messages=({"role": "assistant", "content": "done", "reasoning_content": "hm"},)),
     )
     calls = (ToolCall(0, "ls", "{}", True), ToolCall(1, "edit", edit, False), ToolCall(1, "unasked", "{}", True))
-    episode = make(turns=turns, tool_calls=calls)
+    episode = make_episode(turns=turns, tool_calls=calls)
     said = build_conversation(episode)
     assert [message.role for message in said[0]] == ["system", "assistant"] and said[0][0].text == "be"
     assert said[1][0].label == "ls", "a tool's answer says whose it is"
@@ -177,13 +185,18 @@ def test_a_conversation_has_its_calls_with_what_came_of_them() -> None:
 
 
 def test_forks_have_lanes_of_their_own() -> None:
-    turns = [turn(0, None, "a", "b"), turn(1, 0, "a", "b"), turn(2, 0, "a", "b"), turn(3, 1, "a", "b")]
-    turns.append(turn(4, None, "a", "b", fork=Fork(3, 1, 1)))
-    turns.append(turn(5, None, "a", "b"))
-    episode = make(turns=tuple(turns))
+    turns = [
+        make_turn(0, None, "a", "b"),
+        make_turn(1, 0, "a", "b"),
+        make_turn(2, 0, "a", "b"),
+        make_turn(3, 1, "a", "b"),
+    ]
+    turns.append(make_turn(4, None, "a", "b", fork=Fork(3, 1, 1)))
+    turns.append(make_turn(5, None, "a", "b"))
+    episode = make_episode(turns=tuple(turns))
     nodes = build_turn_tree(episode, build_conversation(episode))
     assert [(node.lane, node.parent) for node in nodes] == [(0, None), (0, 0), (1, 0), (0, 1), (2, 3), (3, None)]
-    assert "forks from turn 0" in rendered(episode) and "forks inside turn 3" in rendered(episode)
+    assert "forks from turn 0" in render(episode) and "forks inside turn 3" in render(episode)
 
 
 @given(st.binary(max_size=40))
@@ -211,13 +224,13 @@ def run(tmp_path: Path, miniature: Path) -> RunFolder:
     log = folder.writer()
     rewards = {"a-00": 1.0, "a-01": 0.0, "b-00": 0.5, "b-01": 0.5}
     for id, reward in rewards.items():
-        _log(log, dataclasses.replace(make(id), group=id[0], scores=(Score("patch_lines", reward),)))
+        _log(log, dataclasses.replace(make_episode(id), group=id[0], scores=(Score("patch_lines", reward),)))
     advantages = {"a-00": 1.0, "a-01": -1.0}  # both of b earned the same
     log.append("step", step=1, episodes=list(rewards), advantages=advantages, metrics={}, account=TokenAccount())
-    _log(log, dataclasses.replace(make("late-00"), group="late"))
-    _log(log, dataclasses.replace(make("e-00"), phase="eval", group="e"))
+    _log(log, dataclasses.replace(make_episode("late-00"), group="late"))
+    _log(log, dataclasses.replace(make_episode("e-00"), phase="eval", group="e"))
     log.append("episode", id="open-00", phase="eval", step=1, group="open", attempt=0, task="t", seed=1)
-    log.append("turn", episode="open-00", turn=make().turns[0])
+    log.append("turn", episode="open-00", turn=make_episode().turns[0])
     log.close()
     return folder
 
@@ -231,8 +244,8 @@ def _log(log: object, episode: Episode) -> None:
     append("verdict", verdict=dataclasses.replace(episode, turns=()))
 
 
-def listed(site: Site, folder: str = "run") -> dict[str, dict[str, Any]]:
-    data = embedded(site.page(f"{folder}/index.html"))
+def read_list(site: Site, folder: str = "run") -> dict[str, dict[str, Any]]:
+    data = read_embedded_data(site.page(f"{folder}/index.html"))
     assert tuple(data["cells"]) == CELLS
     rows = [dict(zip(CELLS, row, strict=True)) for row in data["rows"]]
     return {row["id"]: row for row in rows}
@@ -256,29 +269,29 @@ def test_advantages_are_those_of_the_step(
     log = folder.writer()
     for id in ("a-00", "a-01", "a-02"):
         ending = Ending.LIMIT if id == "a-02" else Ending.DONE
-        _log(log, dataclasses.replace(make(id), group="a", ending=ending, scores=(Score("patch_lines", 1.0),)))
+        _log(log, dataclasses.replace(make_episode(id), group="a", ending=ending, scores=(Score("patch_lines", 1.0),)))
     site = Site([folder.path])
-    assert {row["advantage"] for row in listed(site).values()} == {None}
+    assert {row["advantage"] for row in read_list(site).values()} == {None}
     account = {"metrics": {}, "account": TokenAccount()}
     log.append("step", step=1, episodes=["a-00", "a-01", "a-02"], advantages={"a-00": 0.25}, **account)
     log.close()
     site = Site([folder.path])
-    assert [row["advantage"] for row in listed(site).values()] == [shown, None, None]
-    states = [embedded(site.page(f"run/episode/{id}.html"))["0"] for id in ("a-00", "a-01", "a-02")]
+    assert [row["advantage"] for row in read_list(site).values()] == [shown, None, None]
+    states = [read_embedded_data(site.page(f"run/episode/{id}.html"))["0"] for id in ("a-00", "a-01", "a-02")]
     assert [each["state"] for each in states] == ["trained", "dropped", "dropped"]
     masked = "truncated" if "mask_truncated" in terms else "flat_group"
     assert [each["reason"] for each in states[1:]] == ["flat_group", masked]
 
 
 def test_a_list_says_of_each_episode_what_it_can_be_found_by(run: RunFolder) -> None:
-    rows = listed(Site([run.path]))
+    rows = read_list(Site([run.path]))
     assert list(rows) == ["a-00", "a-01", "b-00", "b-01", "late-00", "e-00", "open-00"]
     assert [rows[name]["advantage"] for name in ("b-00", "late-00", "e-00")] == [None] * 3
     assert rows["a-00"]["advantage"] == 1.0 == -rows["a-01"]["advantage"]
     first = rows["a-00"]
     assert (first["reward"], first["ending"], first["turns"], first["calls"], first["failed"]) == (1.0, "done", 3, 2, 1)
     assert (first["added"], first["deleted"], first["seconds"]) == (1, 1, 2.0)
-    assert first["tokens"] == make().sampled and first["tools"][0] == "shell"
+    assert first["tokens"] == make_episode().sampled and first["tools"][0] == "shell"
     assert (rows["open-00"]["ending"], rows["open-00"]["reward"], rows["open-00"]["turns"]) == ("open", None, 1)
 
 
@@ -288,7 +301,7 @@ def test_tokens_are_shown_as_they_were_used(run: RunFolder) -> None:
     def became(name: str) -> list[str]:
         return [
             f"{each['state']} {each['reason']}".strip()
-            for each in embedded(site.page(f"run/episode/{name}.html")).values()
+            for each in read_embedded_data(site.page(f"run/episode/{name}.html")).values()
         ]
 
     assert became("a-00") == ["trained", "trained", "dropped aborted"]
@@ -305,7 +318,7 @@ def test_a_missing_tokenizer_is_said(run: RunFolder) -> None:
     run.config.write_text(config.replace(path, "/nonexistent"))
     page = Site([run.path]).page("run/episode/a-00.html")
     assert "No tokenizer was found" in page
-    assert embedded(page)["0"]["output"]["text"][0] == "⟨108⟩"
+    assert read_embedded_data(page)["0"]["output"]["text"][0] == "⟨108⟩"
 
 
 def test_damage_is_said_and_the_rest_is_shown(run: RunFolder) -> None:
@@ -313,7 +326,7 @@ def test_damage_is_said_and_the_rest_is_shown(run: RunFolder) -> None:
         log.write(b"{ no\n")
     run.config.write_text("[train]\nno = 1\n")
     site = Site([run.path])
-    assert len(listed(site)) == 7 and "config.toml cannot be read" in site.page("run/index.html")
+    assert len(read_list(site)) == 7 and "config.toml cannot be read" in site.page("run/index.html")
     assert "damaged at line" in site.page("run/index.html")
     assert "sampled" in site.page("run/episode/a-00.html")
 
@@ -323,7 +336,7 @@ def test_a_process_that_has_ended_leaves_nothing_open(run: RunFolder) -> None:
     log.append("start", step=0)
     log.close()
     site = Site([run.path])
-    assert listed(site)["open-00"]["ending"] == "unfinished"
+    assert read_list(site)["open-00"]["ending"] == "unfinished"
     assert "unfinished" in site.page("run/episode/open-00.html")
 
 
@@ -345,7 +358,7 @@ def test_every_link_of_a_written_folder_leads_somewhere(tmp_path: Path, run: Run
             assert there.is_file(), (page, link)
             ahead.append(there)
         if page.name == "index.html" and page != first:
-            rows = embedded(text)["rows"]
+            rows = read_embedded_data(text)["rows"]
             cells = [dict(zip(CELLS, row, strict=True)) for row in rows]
             ahead += [page.parent / f"episode/{row['page'] or row['id']}.html" for row in cells]
             ahead += [page.parent / f"group/{row['group_page'] or row['group']}.html" for row in cells]
@@ -358,7 +371,7 @@ def test_groups_are_compared_turn_by_turn_and_tasks_over_steps(run: RunFolder, t
     assert page.count("attempt 0</a></th>") == 2
     assert page.count('class="shared"') == 3, "the second attempt has the turns of the first"
     site = Site([write_run(tmp_path / "made", steps=3, evaluations=(0, 3))])
-    rows = listed(site, "made").values()
+    rows = read_list(site, "made").values()
     task = next(row["task"] for row in rows if row["phase"] == "eval")
     same = [row for row in rows if row["task"] == task]
     page = site.page(f"made/task/{file_name(task)}.html")
@@ -372,7 +385,7 @@ def test_a_single_page_has_everything_in_it(run: RunFolder, tmp_path: Path) -> N
     assert path == run.path / "report/a-00.html"
     page = path.read_text()
     assert Page(page).links == [link for link in Page(page).links if link.startswith("#")]
-    assert "script-src 'sha256-" in html.unescape(page) and "<style>" in page and embedded(page)
+    assert "script-src 'sha256-" in html.unescape(page) and "<style>" in page and read_embedded_data(page)
     assert site.write_episode("e", tmp_path / "x/y.html") == tmp_path / "x/y.html"
 
 
@@ -431,7 +444,7 @@ async def get(url: str, **headers: str) -> tuple[int, str, Mapping[str, str]]:
         return answer.status, await answer.text(), answer.headers
 
 
-async def answered(url: str) -> Any:
+async def get_json(url: str) -> Any:
     async with aiohttp.ClientSession() as client, client.get(url) as answer:
         assert answer.status == 200 and answer.content_type == "application/json"
         return await answer.json()
@@ -442,17 +455,17 @@ async def test_what_is_appended_to_the_run_is_there_at_once(url: str, maker: Run
     assert status == 200 and "1</b><span>training episodes" in page
     status, page, _ = await get(f"{url}/run/index.html")
     assert status == 200 and "first-00" in page
-    before = await answered(f"{url}/run/rows.json?since=0")
+    before = await get_json(f"{url}/run/rows.json?since=0")
     assert [row[0] for row in before["rows"]] == ["first-00"]
-    assert (await answered(f"{url}/run/rows.json?since={before['state']}"))["rows"] == []
+    assert (await get_json(f"{url}/run/rows.json?since={before['state']}"))["rows"] == []
     maker.record("episode", id="next", phase="eval", step=1, group="next", attempt=0, task="toy/two", seed=1)
-    after = await answered(f"{url}/run/rows.json?since={before['state']}")
+    after = await get_json(f"{url}/run/rows.json?since={before['state']}")
     assert [dict(zip(CELLS, row, strict=True))["ending"] for row in after["rows"]] == ["open"]
-    assert await answered(f"{url}/run/state.json?page=next") == {"ending": "open", "turns": 0}
+    assert await get_json(f"{url}/run/state.json?page=next") == {"ending": "open", "turns": 0}
     status, page, _ = await get(f"{url}/run/episode/next.html")
     assert status == 200 and "never called yet" in page
-    assert (await answered(f"{url}/run/search.json?text=TOY/two"))["found"] == []
-    assert (await answered(f"{url}/run/search.json?text=FIRST-00"))["found"] == ["first-00"]
+    assert (await get_json(f"{url}/run/search.json?text=TOY/two"))["found"] == []
+    assert (await get_json(f"{url}/run/search.json?text=FIRST-00"))["found"] == ["first-00"]
 
 
 async def test_only_requests_by_a_name_of_this_machine_are_answered(url: str) -> None:

@@ -26,7 +26,7 @@ LOGS: dict[str, Any] = json.loads(Path(__file__).with_name("foreign.json").read_
 """Made by the programs themselves, and cut; its first line names their versions."""
 
 
-def written(folder: Path, change: Callable[[dict[str, Any]], object] = lambda logs: None) -> Path:
+def write_logs(folder: Path, change: Callable[[dict[str, Any]], object] = lambda logs: None) -> Path:
     """The logs as files, after `change`; those set to None are left out."""
     logs = json.loads(json.dumps(LOGS))
     change(logs)
@@ -45,18 +45,18 @@ def written(folder: Path, change: Callable[[dict[str, Any]], object] = lambda lo
     return folder
 
 
-def read(source: str, metric: str = "resolved") -> Outcomes:
+def read_policy(source: str, metric: str = "resolved") -> Outcomes:
     outcomes = read_outcomes(source, metric)
     assert isinstance(outcomes, Outcomes)
     return outcomes
 
 
-def inspect_mean(name: str, scorer: int = 0) -> float:
+def get_inspect_mean(name: str, scorer: int = 0) -> float:
     metrics = LOGS[name].get("header.json", LOGS[name])["results"]["scores"][scorer]["metrics"]
     return float(next(iter(metrics.values()))["value"])
 
 
-def harbor_mean(job: str, agent: str) -> float:
+def get_harbor_mean(job: str, agent: str) -> float:
     [metric] = LOGS[f"harbor/{job}/result.json"]["stats"]["evals"][f"{agent}__adhoc"]["metrics"]
     return float(metric["mean"])
 
@@ -64,14 +64,14 @@ def harbor_mean(job: str, agent: str) -> float:
 @pytest.mark.parametrize(
     ("source", "metric", "policy", "mean", "tasks", "void"),
     [
-        ("inspect/half.eval", "resolved", "mockllm/model", inspect_mean("inspect/half.eval"), 6, 0),
-        ("inspect/half.json", "resolved", "mockllm/model", inspect_mean("inspect/half.json"), 6, 0),
-        ("inspect/graded.eval", "graded", "mockllm/model", inspect_mean("inspect/graded.eval"), 6, 0),
-        ("inspect/two.eval", "length", "mockllm/model", inspect_mean("inspect/two.eval", 1), 6, 0),
-        ("inspect/crash.eval", "resolved", "mockllm/model", inspect_mean("inspect/crash.eval"), 6, 1),
-        ("harbor/oracle", "resolved", "oracle", harbor_mean("oracle", "oracle"), 4, 0),
-        ("harbor/sometimes", "reward", "sometimes", harbor_mean("sometimes", "sometimes"), 3, 1),
-        ("harbor/both@nop", "resolved", "nop", harbor_mean("both", "nop"), 2, 0),
+        ("inspect/half.eval", "resolved", "mockllm/model", get_inspect_mean("inspect/half.eval"), 6, 0),
+        ("inspect/half.json", "resolved", "mockllm/model", get_inspect_mean("inspect/half.json"), 6, 0),
+        ("inspect/graded.eval", "graded", "mockllm/model", get_inspect_mean("inspect/graded.eval"), 6, 0),
+        ("inspect/two.eval", "length", "mockllm/model", get_inspect_mean("inspect/two.eval", 1), 6, 0),
+        ("inspect/crash.eval", "resolved", "mockllm/model", get_inspect_mean("inspect/crash.eval"), 6, 1),
+        ("harbor/oracle", "resolved", "oracle", get_harbor_mean("oracle", "oracle"), 4, 0),
+        ("harbor/sometimes", "reward", "sometimes", get_harbor_mean("sometimes", "sometimes"), 3, 1),
+        ("harbor/both@nop", "resolved", "nop", get_harbor_mean("both", "nop"), 2, 0),
         ("verifiers-0.1/half", "resolved", "half", LOGS["verifiers-0.1/half/metadata.json"]["avg_reward"], 6, 0),
         ("verifiers-0.1/broken", "reward", "broken", LOGS["verifiers-0.1/broken/metadata.json"]["avg_reward"], 6, 0),
         ("verifiers-0.4/half", "correct", "half", 0.5, 6, 0),
@@ -82,16 +82,16 @@ def harbor_mean(job: str, agent: str) -> float:
 def test_a_log_has_the_mean_that_its_program_printed(
     tmp_path: Path, source: str, metric: str, policy: str, mean: float, tasks: int, void: int
 ) -> None:
-    outcomes = read(f"{written(tmp_path)}/{source}", metric)
+    outcomes = read_policy(f"{write_logs(tmp_path)}/{source}", metric)
     assert (outcomes.name, len(outcomes.values), outcomes.void) == (policy, tasks, void)
     assert fmean(map(fmean, outcomes.values.values())) == pytest.approx(mean)
 
 
 def test_logs_of_different_programs_are_compared_by_the_ids_of_their_tasks(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+    folder = write_logs(tmp_path)
     sources = ["inspect/half.eval", "inspect/half.json", "verifiers-0.4/half", "rllm/half"]
     ids = {f"me__r{at // 2}-{at}": (float(at % 2 == 0),) * 2 for at in range(6)}
-    assert [dict(sorted(read(f"{folder}/{source}").values.items())) for source in sources] == [ids] * 4
+    assert [dict(sorted(read_policy(f"{folder}/{source}").values.items())) for source in sources] == [ids] * 4
     found = answer_comparison([f"{folder}/{source}" for source in sources], ComparisonOptions()).numbers["comparisons"]
     assert [each["change"]["value"] for each in found] == [0, 0, 0] and found[0]["clusters"] == 3
 
@@ -141,7 +141,7 @@ def test_what_a_log_lacks_is_said(
     tmp_path: Path, source: str, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        read(f"{written(tmp_path, change)}/{source}")
+        read_policy(f"{write_logs(tmp_path, change)}/{source}")
     assert caught.value.fix
 
 
@@ -150,7 +150,7 @@ def test_tasks_of_a_log_without_a_score_leave_the_others_unresolved(tmp_path: Pa
         for sample in logs[HALF]["summaries.json"]:
             sample["scores"]["includes"]["value"] = float("nan")
 
-    folder = written(tmp_path, change)
+    folder = write_logs(tmp_path, change)
     (folder / "ids.txt").write_text("other")
     outcomes = read_outcomes(f"{folder}/{HALF}", tasks_file=folder / "ids.txt")
     assert isinstance(outcomes, Outcomes) and outcomes.void and outcomes.values == {"other": (0.0,)}
@@ -161,8 +161,8 @@ def test_an_unscored_sample_is_void_and_other_data_sets_are_refused(tmp_path: Pa
         logs[HALF]["summaries.json"][1]["scores"]["includes"]["value"] = float("nan")
         logs["inspect/half.json"]["eval"]["dataset"]["name"] = "other"
 
-    folder = written(tmp_path, change)
-    outcomes = read(f"{folder}/{HALF}")
+    folder = write_logs(tmp_path, change)
+    outcomes = read_policy(f"{folder}/{HALF}")
     assert outcomes.void == 1 and [*outcomes.values["me__r0-1"]] == [0.0]
     with pytest.raises(UsageError, match=re.escape("inspect_ai.dataset tiny against other")):
         answer_comparison([f"{folder}/{HALF}", f"{folder}/inspect/half.json"], ComparisonOptions())
@@ -182,10 +182,10 @@ def test_systems_in_the_folders_of_swe_bench(tmp_path: Path) -> None:
     (board / "results/resolved_by_repo.json").write_text(json.dumps({"django/django": {"resolved": 3, "total": 4}}))
     (tmp_path / "ids.txt").write_text("\n".join(ids))
     with pytest.raises(UsageError, match="holds 2 policies"):
-        read(f"{tmp_path}/logs")
+        read_policy(f"{tmp_path}/logs")
     sides = [read_outcomes(each, tasks_file=tmp_path / "ids.txt") for each in (f"{tmp_path}/logs@two", str(board))]
     assert [each.name for each in sides] == ["two", "three"]
     assert [sum(v for (v,) in each.values.values()) for each in sides if isinstance(each, Outcomes)] == [2, 3]
     (tmp_path / "logs/two" / ids[0] / "report.json").rename(tmp_path / "logs/two" / ids[0] / "run_instance.log")
     with pytest.raises(UsageError, match="lists only resolved tasks"):
-        read(f"{tmp_path}/logs@two")
+        read_policy(f"{tmp_path}/logs@two")

@@ -38,7 +38,7 @@ LIMIT = 3
 """
 
 
-def diff(*changes: tuple[str, int, str, str]) -> bytes:
+def make_diff(*changes: tuple[str, int, str, str]) -> bytes:
     """A diff without context: (file, first old line, removed lines, added lines)."""
     text = ""
     for path, first, removed, added in changes:
@@ -51,19 +51,19 @@ def diff(*changes: tuple[str, int, str, str]) -> bytes:
 
 
 AFTER_EDITS = {"edit_applied", "resolved_if_applied"}
-REFERENCE = diff(
+REFERENCE = make_diff(
     ("till.py", 5, "        self.total += n", "        self.total += abs(n)"), ("rates.py", 1, "A = 1", "A = 2")
 )
 TASK = Task("t/1", "p", "python", "dir:/nowhere", REFERENCE, created="2023-05-01")
 
 
-def attempt(patch: bytes = b"", **fields: Any) -> AttemptData:
+def make_attempt(patch: bytes = b"", **fields: Any) -> AttemptData:
     episode = Episode("e", "t/1", "eval", 0, "g", 0, Ending.DONE, patch=patch, **fields)
     return AttemptData(episode, TASK, {"till.py": SOURCE, "rates.py": b"A = 1\nB = 2\n"})
 
 
 def test_the_reference_itself_is_right_in_everything() -> None:
-    found = measure_attempt(made := attempt(REFERENCE))
+    found = measure_attempt(made := make_attempt(REFERENCE))
     per_tool = {name for name in found if name.startswith(metrics.PER_TOOL)}
     assert found.keys() - per_tool <= metrics.list_metric_names(score.name for score in made.episode.scores)
     wrong = {"empty", "empty_patches", "partial", "partial_per_patch", "limit", "crash", "reward"}
@@ -76,7 +76,7 @@ def test_localisation_of_a_patch_worked_out_by_hand() -> None:
     """Of the reference's two files, functions and lines it changes one; beside it, another function of that file, and a
     script. Its test is no place."""
     patch = (
-        diff(
+        make_diff(
             ("till.py", 5, "        self.total += n", "        self.total = n"),
             ("till.py", 8, "        self.total -= n", "        pass"),
             ("show.py", 1, "", "print(1)"),
@@ -87,14 +87,16 @@ def test_localisation_of_a_patch_worked_out_by_hand() -> None:
     )
     given, wanted = localisation.find_compared_lines(patch, REFERENCE)
     assert given == {("till.py", 5), ("till.py", 8), ("show.py", 0)} and wanted == {("till.py", 5), ("rates.py", 1)}
-    made = attempt(patch)
+    made = make_attempt(patch)
     found = measure_attempt(AttemptData(made.episode, TASK, {**(made.sources or {}), "show.py": None}))
     assert {name: found[name] for name in found if name.endswith(("_recall", "_precision"))} == pytest.approx({
         "file_recall": 1 / 2, "file_precision": 1 / 2, "line_recall": 1 / 2, "line_precision": 1 / 3,
         "function_recall": 1 / 2, "function_precision": 1 / 3,  # Till.add of Till.add, Till.take, show.py itself
     })  # fmt: skip
     assert found["exact"] == found["partial"] == 0, "the right places, and nothing of the right change"
-    half = measure_attempt(attempt(diff(("till.py", 5, "        self.total += n", "        self.total += abs(n)"))))
+    half = measure_attempt(
+        make_attempt(make_diff(("till.py", 5, "        self.total += n", "        self.total += abs(n)")))
+    )
     assert half["exact"] == 0 and half["partial"] == half["file_precision"] == 1 and half["file_recall"] == 0.5
     assert "function_recall" not in measure_attempt(made), "whether show.py was there before is not known"
 
@@ -108,47 +110,47 @@ def test_functions_are_the_innermost_around_a_line(line: int, name: str) -> None
 
 def test_what_is_not_known_is_absent_and_what_is_empty_is_no_hit() -> None:
     """No zero for what nobody knows: functions of files that are not at hand, tools of a program that does not say."""
-    found = measure_attempt(replace(attempt(calls_known=False), sources=None))
+    found = measure_attempt(replace(make_attempt(calls_known=False), sources=None))
     unknown = {"calls", "actions", *AFTER_EDITS, "repeated_failures", "files_viewed", "commands", "tool_success"}
     assert not unknown & found.keys() and "function_recall" not in found and "resolved" not in found
     assert found["file_recall"] == found["line_recall"] == found["exact"] == found["patch_edits"] == 0
     assert not [name for name in found if name.endswith("precision") or name.endswith(PER_PATCH)]
-    bare = measure_attempt(AttemptData(attempt(REFERENCE).episode))
+    bare = measure_attempt(AttemptData(make_attempt(REFERENCE).episode))
     assert not {"exact", "partial", "patch_edits", "file_recall"} & bare.keys(), "without its task, no reference"
-    assert measure_attempts([AttemptData(replace(attempt().episode, ending=Ending.VOID), TASK)]) == {}
-    java = replace(TASK, reference=diff(("A.java", 1, "a", "b")))
-    assert "function_recall" not in measure_attempt(AttemptData(attempt(REFERENCE).episode, java, {}))
-    nonsense = measure_attempt(attempt(b"no diff at all"))
+    assert measure_attempts([AttemptData(replace(make_attempt().episode, ending=Ending.VOID), TASK)]) == {}
+    java = replace(TASK, reference=make_diff(("A.java", 1, "a", "b")))
+    assert "function_recall" not in measure_attempt(AttemptData(make_attempt(REFERENCE).episode, java, {}))
+    nonsense = measure_attempt(make_attempt(b"no diff at all"))
     assert nonsense["file_recall"] == nonsense["patch_lines"] == 0 and "file_precision" not in nonsense
 
 
-def call(name: str, arguments: str, ok: bool, command: str = "") -> ToolCall:
+def make_call(name: str, arguments: str, ok: bool, command: str = "") -> ToolCall:
     return ToolCall(0, name, arguments, ok, command=command)
 
 
 def test_tools_worked_out_by_hand() -> None:
     calls = (
-        call("shell", '{"cmd": "cat src/a.py ./b.py | head -5"}', True, "cat head"),
-        call("shell", '{"cmd": "grep -rn x src/a.py *.py"}', True, "grep"),
-        call("shell", '{"cmd": "sed -n 1,5p gone.py"}', False, "sed"),
-        call("shell", '{"cmd": "python x.py"}', True, "python"),
-        call("shell", '{"cmd": "sed -n 1,5p gone.py"}', False, "sed"),
-        call("apply_patch", '{"file_path": "a.py"}', False),
-        call("apply_patch", '{"file_path": "a.py"}', False),
-        call("apply_patch", '{"file_path": "b.py"}', True),
-        call("shell", '{"cmd": "cat \'unclosed"}', True, "cat"),
-        call("shell", "no JSON", False),
+        make_call("shell", '{"cmd": "cat src/a.py ./b.py | head -5"}', True, "cat head"),
+        make_call("shell", '{"cmd": "grep -rn x src/a.py *.py"}', True, "grep"),
+        make_call("shell", '{"cmd": "sed -n 1,5p gone.py"}', False, "sed"),
+        make_call("shell", '{"cmd": "python x.py"}', True, "python"),
+        make_call("shell", '{"cmd": "sed -n 1,5p gone.py"}', False, "sed"),
+        make_call("apply_patch", '{"file_path": "a.py"}', False),
+        make_call("apply_patch", '{"file_path": "a.py"}', False),
+        make_call("apply_patch", '{"file_path": "b.py"}', True),
+        make_call("shell", '{"cmd": "cat \'unclosed"}', True, "cat"),
+        make_call("shell", "no JSON", False),
     )
-    found = measure_attempt(attempt(tool_calls=calls))
+    found = measure_attempt(make_attempt(tool_calls=calls))
     assert {name: found[name] for name in ("actions", "commands", "files_viewed", "repeated_failures")} == {
         "actions": 10, "commands": 7, "files_viewed": 2, "repeated_failures": 2,
     }  # fmt: skip
     assert found["edit_applied"] == found["tool_success/apply_patch"] == pytest.approx(1 / 3)
     repaired = (Score("tests", 1.0, passed=True),)
-    assert "resolved_if_applied" not in measure_attempt(attempt(tool_calls=calls, scores=repaired)), (
+    assert "resolved_if_applied" not in measure_attempt(make_attempt(tool_calls=calls, scores=repaired)), (
         "some edits were not made"
     )
-    assert measure_attempt(attempt(tool_calls=calls[7:8], scores=repaired))["resolved_if_applied"] == 1
+    assert measure_attempt(make_attempt(tool_calls=calls[7:8], scores=repaired))["resolved_if_applied"] == 1
     assert found["tool_success/shell"] == pytest.approx(4 / 7) and found["tool_success"] == 0.5
 
 
@@ -159,17 +161,17 @@ def test_actions_of_a_program_are_those_that_its_model_asked_for() -> None:
         return Turn(index, None, nothing, TokenSpan((), Origin.POLICY), messages=(reply,), tools=tools)
 
     turns = (turn(0, 2, ("bash",)), turn(1, 1, ("bash",)), turn(2, 5, ()))
-    asked = measure_attempt(attempt(turns=turns, side=(2,), calls_known=False))
+    asked = measure_attempt(make_attempt(turns=turns, side=(2,), calls_known=False))
     assert asked["actions"] == 3 and "calls" not in asked
-    assert "actions" not in measure_attempt(attempt(turns=(turn(0, 0, ()),), calls_known=False)), "it acts on text"
+    assert "actions" not in measure_attempt(make_attempt(turns=(turn(0, 0, ()),), calls_known=False)), "it acts on text"
 
 
 def test_what_it_took_to_resolve_is_of_the_resolved_and_a_median() -> None:
     made = []
     for at, (passed, calls) in enumerate([(True, 2), (True, 4), (True, 30), (False, 1), (True, 3)]):
         score = (Score("tests", float(passed), passed=passed),)
-        own = (call("shell", "{}", True),) * calls
-        base = attempt(REFERENCE, scores=score, tool_calls=own, timings={"total": float(10 * calls)}).episode
+        own = (make_call("shell", "{}", True),) * calls
+        base = make_attempt(REFERENCE, scores=score, tool_calls=own, timings={"total": float(10 * calls)}).episode
         made.append(replace(base, id=f"e{at}", task_id=f"t/{at}"))
     known = measure_attempts(AttemptData(each, TASK) for each in made)
     found = summarise_metrics(made, known)
@@ -198,10 +200,10 @@ PATHS = st.sampled_from(["till.py", "rates.py", "show.py", "tests/test_till.py",
 LINES = st.text("ab \t#'\"é\\", max_size=6).map(lambda text: text.replace("\n", ""))
 PATCHES = st.one_of(
     st.binary(max_size=40),
-    st.lists(st.tuples(PATHS, st.integers(1, 12), LINES, LINES), max_size=4).map(lambda own: diff(*own)),
+    st.lists(st.tuples(PATHS, st.integers(1, 12), LINES, LINES), max_size=4).map(lambda own: make_diff(*own)),
 )
 CALLS = st.builds(
-    call,
+    make_call,
     st.sampled_from(["shell", "apply_patch", "x"]),
     st.text(max_size=20),
     st.booleans(),
@@ -223,7 +225,7 @@ def test_every_number_is_finite_and_in_its_range(
     """Of any attempt; and a mean of any of them has an interval around it of some width, or none."""
     scores = () if passed is None else (Score("tests", float(passed), passed=passed),)
     task = replace(TASK, reference=reference)
-    first = replace(attempt(patch, tool_calls=tuple(calls), scores=scores).episode, timings={"total": total})
+    first = replace(make_attempt(patch, tool_calls=tuple(calls), scores=scores).episode, timings={"total": total})
     second = replace(first, id="e2", task_id="t/2", patch=b"", tool_calls=())
     known = measure_attempts([AttemptData(first, task, {"till.py": SOURCE}), AttemptData(second, task)])
     for name, value in {**known["e"], **known["e2"]}.items():
@@ -237,8 +239,8 @@ def test_every_number_is_finite_and_in_its_range(
 
 
 def test_a_patch_too_long_to_be_a_repair_keeps_nobody_waiting_and_changes_few_files_of_none() -> None:
-    huge = REFERENCE + diff(("big.txt", 1, "", "x\n" * (16 << 20)))
-    found = measure_attempt(attempt(huge))
+    huge = REFERENCE + make_diff(("big.txt", 1, "", "x\n" * (16 << 20)))
+    found = measure_attempt(make_attempt(huge))
     assert found["exact"] == found["file_recall"] == found["patch_edits"] == 0 and found["completed"] == 1
     assert not {"changed_files", "changed_lines", "changed_lines_per_patch"} & found.keys()
 
@@ -247,18 +249,18 @@ def test_tools_that_a_policy_makes_up_are_one_metric() -> None:
     given, said = TokenSpan((1,), Origin.GIVEN), TokenSpan((2,), Origin.POLICY, (-0.1,))
     calls = [ToolCall(0, "shell", "{}", True), *(ToolCall(0, f"made\nup/{n}", "{}", False) for n in range(50))]
     turns = (Turn(0, None, given, said, tools=("shell",)),)
-    found = measure_attempt(attempt(turns=turns, tool_calls=tuple(calls), calls_known=True))
+    found = measure_attempt(make_attempt(turns=turns, tool_calls=tuple(calls), calls_known=True))
     rates = {name: value for name, value in found.items() if name.startswith("tool_success/")}
     assert rates == {"tool_success/shell": 1.0, "tool_success/not_offered": 0.0}
 
 
 def test_parts_by_year_edit_and_agent() -> None:
-    names = {"t/a": REFERENCE, "t/b": diff(("x.py", 1, "a", "b")), "t/c": diff(("x.py", 1, "a\nb", "c"))}
+    names = {"t/a": REFERENCE, "t/b": make_diff(("x.py", 1, "a", "b")), "t/c": make_diff(("x.py", 1, "a\nb", "c"))}
     tasks = {
         name: replace(TASK, id=name, reference=own, created="" if name == "t/c" else f"202{at}-01-01")
         for at, (name, own) in enumerate(names.items())
     }
-    episodes = [replace(attempt().episode, task_id=name, kind="x" if name == "t/a" else "") for name in names]
+    episodes = [replace(make_attempt().episode, task_id=name, kind="x" if name == "t/a" else "") for name in names]
     assert slice_tasks(episodes, tasks, {"": "nano", "x": "aider"}) == {
         "kind x": {"t/a"}, "year 2020": {"t/a"}, "year 2021": {"t/b"},
         "edit of several files": {"t/a"}, "edit of one line": {"t/b"}, "edit of one hunk": {"t/c"},

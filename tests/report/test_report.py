@@ -41,12 +41,12 @@ from .runs import FUNCTIONS, RunMaker, write_hostile_run, write_run
 EVIL = "</style></svg><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m\"' {{ 7*7 }}"
 
 
-def page_of(reports: Sequence[Report]) -> str:
+def render_reports(reports: Sequence[Report]) -> str:
     return render_report(reports, [], PageContext())
 
 
 def read_page(runs: Sequence[Path]) -> Page:
-    page = page_of(Site(runs).reports())
+    page = render_reports(Site(runs).reports())
     reader = Page(page)
     assert reader.elements.isdisjoint({"script", "img", "iframe", "link", "object", "embed"})
     assert not any(name.startswith("on") for name in reader.attributes)
@@ -114,7 +114,7 @@ def test_the_same_training_tasks_are_compared_by_language(tmp_path: Path) -> Non
     assert gains == pytest.approx({"": 0.15, "language python": 0.3, "language go": 0.0})
     assert {part.slice: part.changes["reward"].tasks for part in parts} == {"language python": 2, "language go": 2}
     assert set(whole.changes) == {"reward", "patch_lines", "patch_lines_per_patch"}
-    page = page_of(found)
+    page = render_reports(found)
     assert "Training tasks that came again, first and last time, language go only" in page
     assert len(to_plain_data(found[0])["repeated"]) == 3
     assert not Site([RunMaker(tmp_path / "once").run(2).folder.path]).reports()[0].repeated
@@ -329,12 +329,12 @@ numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawn(svg: str) -> ElementTree.Element:
+def parse_svg(svg: str) -> ElementTree.Element:
     assert "nan" not in svg and "inf" not in svg
     return ElementTree.fromstring(svg)
 
 
-def texts_of(root: ElementTree.Element) -> list[str]:
+def list_svg_texts(root: ElementTree.Element) -> list[str]:
     return [element.text or "" for element in root.iter(f"{SVG}text")]
 
 
@@ -345,9 +345,9 @@ def test_any_values_make_a_figure(values: list[float], kind: str, alpha: float |
     series = Series("a", range(len(ys)), ys, alpha=alpha)
     panel = Panel("title", [series, Series("none", [0.0], [math.nan])], kind=kind)  # type: ignore[arg-type]
     for standalone in (False, True):
-        root = drawn(draw_figure([panel, panel, panel], columns=2, standalone=standalone))
-        assert "title" in texts_of(root)
-        assert ("not measured" in texts_of(root)) == (not series.points)
+        root = parse_svg(draw_figure([panel, panel, panel], columns=2, standalone=standalone))
+        assert "title" in list_svg_texts(root)
+        assert ("not measured" in list_svg_texts(root)) == (not series.points)
 
 
 def test_intervals_baselines_and_both_schemes_are_drawn() -> None:
@@ -355,21 +355,21 @@ def test_intervals_baselines_and_both_schemes_are_drawn() -> None:
     held = Series("held out", [0, 10], [0.2, 0.7], 1, low=[None, 0.6], high=[None, 0.8])
     panel = Panel("reward", [training, held], baselines=[Baseline("junk edit", 0.7, 0)])
     svg = draw_figure([panel], standalone=True)
-    root = drawn(svg)
-    assert "prefers-color-scheme: dark" in svg and root.get("width") and "junk edit" in texts_of(root)
+    root = parse_svg(svg)
+    assert "prefers-color-scheme: dark" in svg and root.get("width") and "junk edit" in list_svg_texts(root)
     assert len([e for e in root.iter(f"{SVG}circle") if e.get("class") == "dot"]) == 3, "two points, and the legend's"
     kinds = [e.get("class") for e in root.iter(f"{SVG}path")]
     assert kinds.count("whisker") == kinds.count("base") == 1, "a point with too few attempts has no whisker"
 
 
-def texts(page: bytes) -> str:
+def read_pdf_text(page: bytes) -> str:
     """Without spaces; the font Symbol has an increment for a delta."""
     [only] = pytest.importorskip("pypdfium2").PdfDocument(page)
     found = "".join(only.get_textpage().get_text_bounded().split())
     return found.replace("\N{INCREMENT}", "\N{GREEK CAPITAL LETTER DELTA}")
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open() as file:
         return list(csv.DictReader(file))
 
@@ -389,22 +389,22 @@ def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path)
         drawn = ElementTree.parse(tmp_path / "out" / f"{name}.svg").getroot()
         shown = "".join(text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text"))
         page = (tmp_path / "out" / f"{name}.pdf").read_bytes()
-        assert sorted(texts(page)) == sorted("".join(shown.split())), name
+        assert sorted(read_pdf_text(page)) == sorted("".join(shown.split())), name
         assert page == convert_to_pdf((tmp_path / "out" / f"{name}.svg").read_text()), "the same bytes each time"
-    reward = [row for row in rows(tmp_path / "out" / "01-reward.csv") if row["curve"] == "one"]
+    reward = [row for row in read_csv(tmp_path / "out" / "01-reward.csv") if row["curve"] == "one"]
     assert [(int(row["step"]), float(row["value"])) for row in reward] == [
         (step["step"], step["reward"]) for step in loaded[0].steps
     ]
     evaluated = {
         (row["run"], row["step"], row["measure"]): (row["value"], row["low"], row["high"])
-        for row in rows(tmp_path / "out" / "evaluations.csv")
+        for row in read_csv(tmp_path / "out" / "evaluations.csv")
     }
     for each in loaded:
         for evaluation in each.evaluations:
             for measure, value in evaluation.values.items():
                 said = evaluated[each.name, str(evaluation.step), measure]
                 assert [float(end) if end else None for end in said] == list(value)
-    compared = rows(tmp_path / "out" / "comparisons.csv")
+    compared = read_csv(tmp_path / "out" / "comparisons.csv")
     [change] = [row for row in compared if (row["run"], row["measure"], row["tasks of"]) == ("one", "tests", "all")]
     assert float(change["change"]) == loaded[0].comparisons[0].changes["tests"].change.value
     assert {row["run"] for row in compared} == {"one", "two", "two - one"}

@@ -33,12 +33,12 @@ Points = dict[str, list[tuple[int, float]]]
 """By metric: step and value, in the order in which they were sent."""
 
 
-def needs(package: str) -> None:
+def skip_without(package: str) -> None:
     if importlib.util.find_spec(package) is None and not os.environ.get("CI"):
         pytest.skip(f"needs {package} (the extra dev)")
 
 
-def logged(run: Path) -> Points:
+def read_logged_points(run: Path) -> Points:
     found: Points = {}
     for record in RunFolder(run).records():
         if record["type"] in ("step", "eval"):
@@ -47,7 +47,7 @@ def logged(run: Path) -> Points:
     return found
 
 
-def of_tensorboard(run: Path) -> Points:
+def read_tensorboard(run: Path) -> Points:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util import tensor_util
 
@@ -59,7 +59,7 @@ def of_tensorboard(run: Path) -> Points:
     }
 
 
-def of_trackio(run: Path) -> Points:
+def read_trackio(run: Path) -> Points:
     """In a process of its own: trackio reads where its folder is once."""
     code = (
         "import json; from trackio.sqlite_storage import SQLiteStorage as S; [run] = S.get_run_records('coderepairrl');"
@@ -74,12 +74,12 @@ def of_trackio(run: Path) -> Points:
     return found
 
 
-def of_wandb(run: Path) -> Points:
+def read_wandb(run: Path) -> Points:
     from wandb.proto import wandb_internal_pb2 as messages
 
     found: Points = {}
     for file in sorted((run / "wandb").glob("offline-run-*/*.wandb")):
-        for data in leveldb_log(file.read_bytes()):
+        for data in read_leveldb_log(file.read_bytes()):
             record = messages.Record.FromString(data)
             row = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
             for name, value in row.items():
@@ -88,7 +88,7 @@ def of_wandb(run: Path) -> Points:
     return found
 
 
-def leveldb_log(data: bytes, block: int = 1 << 15) -> Iterator[bytes]:
+def read_leveldb_log(data: bytes, block: int = 1 << 15) -> Iterator[bytes]:
     """The records of a log in LevelDB's format, which wandb writes after a header of 7 bytes."""
     at, parts = 7, b""
     while at + 7 <= len(data):
@@ -103,18 +103,18 @@ def leveldb_log(data: bytes, block: int = 1 << 15) -> Iterator[bytes]:
             parts = b""
 
 
-READERS = {"tensorboard": of_tensorboard, "trackio": of_trackio, "wandb": of_wandb}
+READERS = {"tensorboard": read_tensorboard, "trackio": read_trackio, "wandb": read_wandb}
 
 
 @pytest.fixture(params=READERS)
 def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    needs(request.param)
+    skip_without(request.param)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     return str(request.param)
 
 
-def crrl(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run_crrl(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*CRRL, *map(str, arguments)], capture_output=True, text=True)
 
 
@@ -126,7 +126,7 @@ def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
     run = maker.folder.path
     with maker.folder.log.open("ab") as log:
         log.write(torn)
-    first = crrl("export", run, "--to", tracker)
+    first = run_crrl("export", run, "--to", tracker)
     assert first.returncode == 0 and first.stdout.splitlines()[-1] == f"3 records sent to {tracker}", first
     maker.log = maker.folder.writer()  # which cuts it off
     maker.start()
@@ -134,10 +134,10 @@ def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
     maker.evaluate(2, "greedy")
     maker.step(3)
     maker.log.close()
-    second = crrl("export", run, "--to", tracker)
+    second = run_crrl("export", run, "--to", tracker)
     assert second.returncode == 0 and second.stdout.splitlines()[-1] == f"3 records sent to {tracker}", second
-    assert crrl("export", run, "--to", tracker).stdout.splitlines()[-1] == f"0 records sent to {tracker}"
-    wanted, found = logged(run), READERS[tracker](run)
+    assert run_crrl("export", run, "--to", tracker).stdout.splitlines()[-1] == f"0 records sent to {tracker}"
+    wanted, found = read_logged_points(run), READERS[tracker](run)
     assert found.keys() == wanted.keys() and {"train/reward", "eval/reward_low", "greedy/reward"} <= found.keys()
     for name, points in wanted.items():
         assert [step for step, _ in found[name]] == [step for step, _ in points], name
@@ -146,7 +146,7 @@ def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", [b"half\0", b"-3", b"99999999"])
 def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_path: Path) -> None:
-    needs("tensorboard")
+    skip_without("tensorboard")
     run = write_run(tmp_path / "run", steps=2)
     (run / "tensorboard").mkdir()
     (run / "tensorboard/sent").write_bytes(mark)
@@ -192,7 +192,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def package(folder: Path, name: str, code: str) -> None:
+def write_package(folder: Path, name: str, code: str) -> None:
     (folder / name).mkdir(parents=True)
     (folder / name / "__init__.py").write_text(code)
 
@@ -200,7 +200,7 @@ def package(folder: Path, name: str, code: str) -> None:
 async def test_a_tracker_that_breaks_is_reported_once(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package(tmp_path / "broken", "wandb", "raise OSError('api.wandb.ai cannot be reached')")
+    write_package(tmp_path / "broken", "wandb", "raise OSError('api.wandb.ai cannot be reached')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
     said: list[str] = []
     async with feed_trackers(folder, ["wandb"], said.append):
@@ -216,7 +216,7 @@ async def test_a_tracker_that_hangs_holds_nothing_up(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coderepairrl.report.trackers._PATIENCE", 0.01)
-    package(tmp_path / "hangs", "trackio", "import time; time.sleep(1000)")
+    write_package(tmp_path / "hangs", "trackio", "import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hangs"))
     said: list[str] = []
     async with feed_trackers(folder, ["trackio"], said.append):
@@ -226,7 +226,7 @@ async def test_a_tracker_that_hangs_holds_nothing_up(
 
 def test_what_a_killed_run_has_logged_is_still_sent(folder: RunFolder) -> None:
     """By kill -9: the tracker's process takes what is left, and ends."""
-    needs("tensorboard")
+    skip_without("tensorboard")
     code = (
         "import asyncio, os, signal, sys; from pathlib import Path; from coderepairrl.runs import RunFolder\n"
         "from coderepairrl.report.trackers import feed_trackers\n"

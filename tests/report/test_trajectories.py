@@ -26,19 +26,19 @@ KEY = "sk-live0123456789abcdefghij"
 USER = {"role": "user", "content": "It is broken \U0001f41b"}
 
 
-def call(name: str, arguments: str, number: int = 0) -> dict[str, Any]:
+def make_call(name: str, arguments: str, number: int = 0) -> dict[str, Any]:
     return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def said(text: str, *calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+def make_reply(text: str, *calls: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {}), **more}
 
 
-def answer(text: str, number: int = 0) -> dict[str, Any]:
+def make_answer(text: str, number: int = 0) -> dict[str, Any]:
     return {"role": "tool", "content": text, "tool_call_id": f"call_{number}"}
 
 
-def turn(index: int, base: int | None, *messages: dict[str, Any], **more: Any) -> Turn:
+def make_turn(index: int, base: int | None, *messages: dict[str, Any], **more: Any) -> Turn:
     ids = tuple(range(100 * index, 100 * index + 5))
     logprobs = tuple(-0.1 - index - place / 7 for place in range(3))
     return Turn(
@@ -55,13 +55,13 @@ def turn(index: int, base: int | None, *messages: dict[str, Any], **more: Any) -
     )
 
 
-def forked() -> Episode:
+def make_forked_episode() -> Episode:
     """A call whose history the client rewrites after its second reply, and a call for a title."""
     turns = (
-        turn(0, None, USER, said("Let me see", call("shell", '{"cmd": "ls"}'), reasoning_content="hm")),
-        turn(1, 0, answer("a.py"), said("", call("shell", "no JSON", 1))),
-        turn(2, None, {"role": "user", "content": "a title, please"}, said("Broken")),
-        turn(3, None, answer("a.py [shortened]"), said("done"), fork=Fork(0, tokens=8, messages=2)),
+        make_turn(0, None, USER, make_reply("Let me see", make_call("shell", '{"cmd": "ls"}'), reasoning_content="hm")),
+        make_turn(1, 0, make_answer("a.py"), make_reply("", make_call("shell", "no JSON", 1))),
+        make_turn(2, None, {"role": "user", "content": "a title, please"}, make_reply("Broken")),
+        make_turn(3, None, make_answer("a.py [shortened]"), make_reply("done"), fork=Fork(0, tokens=8, messages=2)),
     )
     scores = (Score("tests", 1.0, 1.0, passed=True), Score("patch_edits", 0.25, 0.0, "near"))
     return Episode(
@@ -70,15 +70,15 @@ def forked() -> Episode:
     )  # fmt: skip
 
 
-def secret() -> Episode:
+def make_secret_episode() -> Episode:
     login = "git clone https://me:hunter2@git.example.org/x"
-    read = turn(0, None, USER, said("\ud83d", call("shell", json.dumps({"cmd": login}))))
+    read = make_turn(0, None, USER, make_reply("\ud83d", make_call("shell", json.dumps({"cmd": login}))))
     remote = {"url": "http://10.0.0.7:8000", "model": "gpt-x"}
-    turns = (read, turn(1, 0, answer(f"OPENAI_API_KEY={KEY}"), said("done"), remote=remote))
+    turns = (read, make_turn(1, 0, make_answer(f"OPENAI_API_KEY={KEY}"), make_reply("done"), remote=remote))
     return Episode("train-2", "toy/2", "train", 1, "g", 1, Ending.DONE, turns=turns, patch=f"+{KEY}\n".encode())
 
 
-def broken() -> Episode:
+def make_void_episode() -> Episode:
     fault = f"EngineFault: {KEY}"
     return Episode("train-3", "toy/3", "train", 1, "g", 2, Ending.VOID, "engine", fault, printed=KEY)
 
@@ -91,24 +91,24 @@ def run(tmp_path: Path) -> Path:
     folder = RunFolder(tmp_path / "mine")
     folder.create(to_toml(config), {"name": "mine", "config": config.model_dump(mode="json")})
     log = folder.writer()
-    for episode in (forked(), secret(), broken()):
+    for episode in (make_forked_episode(), make_secret_episode(), make_void_episode()):
         log.append("episode", id=episode.id)
         for each in episode.turns:
             log.turn(episode.id, each)
         log.append("verdict", verdict=replace(episode, turns=()))
     log.append("episode", id="train-4")
-    log.turn("train-4", turn(0, None, USER, said("still at work")))
+    log.turn("train-4", make_turn(0, None, USER, make_reply("still at work")))
     log.close()
     return folder.path
 
 
-def loaded(path: Path, cache: Path) -> list[dict[str, Any]]:
+def load_parquet(path: Path, cache: Path) -> list[dict[str, Any]]:
     datasets = pytest.importorskip("datasets")
     rows = datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(cache))
     return list(rows)
 
 
-def trajectories(folder: Path) -> dict[str, Any]:
+def load_trajectories(folder: Path) -> dict[str, Any]:
     if importlib.util.find_spec("atif") is None and not os.environ.get("CI"):
         pytest.skip("needs atif (the extra dev)")
     from atif import Trajectory
@@ -118,7 +118,7 @@ def trajectories(folder: Path) -> dict[str, Any]:
 
 def test_a_table_of_chats_is_read_by_datasets(run: Path, tmp_path: Path) -> None:
     assert export.export_episodes(run, tmp_path / "new" / "mine.parquet", "parquet") == 3
-    first, other, last = loaded(tmp_path / "new" / "mine.parquet", tmp_path / "cache")
+    first, other, last = load_parquet(tmp_path / "new" / "mine.parquet", tmp_path / "cache")
     assert (first["task"], first["reward"], first["resolved"], first["step"]) == ("toy/1", 1.0, True, 1)
     assert first["patch"].startswith("base64:") and first["policy_versions"] == [7]
     assert [(each["role"], each["content"]) for each in first["messages"]] == [
@@ -127,7 +127,7 @@ def test_a_table_of_chats_is_read_by_datasets(run: Path, tmp_path: Path) -> None
         ("tool", "a.py [shortened]"),
         ("assistant", "done"),
     ]
-    assert first["messages"][1]["tool_calls"] == [call("shell", '{"cmd": "ls"}')]
+    assert first["messages"][1]["tool_calls"] == [make_call("shell", '{"cmd": "ls"}')]
     assert first["messages"][1]["reasoning_content"] == "hm" and first["messages"][2]["tool_call_id"] == "call_0"
     rewritten, title = first["other_conversations"]
     assert (rewritten["side"], title["side"]) == (False, True)
@@ -139,8 +139,8 @@ def test_a_table_of_chats_is_read_by_datasets(run: Path, tmp_path: Path) -> None
 
 def test_trajectories_have_the_ids_of_every_reply(run: Path, tmp_path: Path) -> None:
     assert export.export_episodes(run, tmp_path / "atif", "atif") == 3
-    found = trajectories(tmp_path / "atif")
-    main, episode = found["train-1"], forked()
+    found = load_trajectories(tmp_path / "atif")
+    main, episode = found["train-1"], make_forked_episode()
     assert (main.agent.name, main.agent.model_name, main.extra["reward"]) == ("direct", "small", 1.0)
     rewritten, title = main.subagent_trajectories
     assert [step.message for step in main.steps] == [USER["content"], "Let me see", "done"]
@@ -164,11 +164,11 @@ def test_trajectories_have_the_ids_of_every_reply(run: Path, tmp_path: Path) -> 
 def test_no_secret_is_exported(run: Path, tmp_path: Path) -> None:
     export.export_episodes(run, tmp_path / "x.parquet", "parquet")
     export.export_episodes(run, tmp_path / "atif", "atif")
-    written = json.dumps(loaded(tmp_path / "x.parquet", tmp_path / "cache"))
+    written = json.dumps(load_parquet(tmp_path / "x.parquet", tmp_path / "cache"))
     written += "".join(path.read_text() for path in (tmp_path / "atif").iterdir())
     assert "10.0.0.7" not in written and "/home/me" not in written
     assert KEY not in written and "hunter2" not in written and "git.example.org/x" in written
-    clean, leaky = (trajectories(tmp_path / "atif")[name] for name in ("train-1", "train-2"))
+    clean, leaky = (load_trajectories(tmp_path / "atif")[name] for name in ("train-1", "train-2"))
     assert clean.notes is None and "Secrets were taken out" in leaky.notes
     assert leaky.steps[2].model_name == "gpt-x"
     assert leaky.steps[1].metrics.completion_token_ids is None  # they say the same as the text
@@ -212,7 +212,7 @@ def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: py
     ['{"a": 1e999, "b": -1e999}', '{"a":' * 990 + "1" + "}" * 990, '{"a": "sk-\\u006cive0123456789abcdefghij"}'],
 )
 def test_no_arguments_of_a_policy_break_the_file_or_carry_a_secret_into_it(arguments: str, tmp_path: Path) -> None:
-    turns = (turn(0, None, USER, said("", {**call("shell", arguments), "id": "\ud800"})),)
+    turns = (make_turn(0, None, USER, make_reply("", {**make_call("shell", arguments), "id": "\ud800"})),)
     patch = f"+{KEY}\n".encode() + b"\xff"
     episode = Episode("train-1", "toy/1", "train", 1, "g", 0, Ending.DONE, turns=turns, patch=patch)
     write_atif(ExportSource("r", {"": "nano"}, "1", "m"), [episode], tmp_path / "atif")

@@ -11,7 +11,7 @@ from coderepairrl.stats.classification import NONE, OTHER, LabelAnswer, classify
 from intervals import read_ends
 
 
-def answers(wanted: Sequence[object], given: Sequence[object | None]) -> list[LabelAnswer]:
+def make_answers(wanted: Sequence[object], given: Sequence[object | None]) -> list[LabelAnswer]:
     return [
         LabelAnswer(f"t{at}", str(right), None if said is None else str(said), at)
         for at, (right, said) in enumerate(zip(wanted, given, strict=True))
@@ -21,7 +21,7 @@ def answers(wanted: Sequence[object], given: Sequence[object | None]) -> list[La
 def test_known_values() -> None:
     """The example in the documentation of scikit-learn's f1_score, precision_score and recall_score: macro averages
     0.2667, 0.2222 and 0.3333."""
-    found = classify(answers([0, 1, 2, 0, 1, 2], [0, 2, 1, 0, 0, 1]))
+    found = classify(make_answers([0, 1, 2, 0, 1, 2], [0, 2, 1, 0, 0, 1]))
     assert found.macro_f1.value == pytest.approx(0.26666667)
     values = [found.classes[name] for name in "012"]
     assert sum(each.precision.value for each in values if each.precision) / 3 == pytest.approx(0.22222222)
@@ -35,7 +35,7 @@ def test_counting_gives_the_same() -> None:
     names = ["a", "b", "c", "d"]
     wanted = [random.choice(names[:3]) for _ in range(90)]
     given = [random.choice([right, right, *names, None]) for right in wanted]
-    found = classify(answers(wanted, given))
+    found = classify(make_answers(wanted, given))
     f1 = []
     for name in sorted(set(wanted)):
         both = sum(right == said == name for right, said in zip(wanted, given, strict=True))
@@ -56,7 +56,7 @@ def test_counting_gives_the_same() -> None:
 
 
 def test_a_class_that_is_never_given_has_no_precision_and_an_f1_of_0() -> None:
-    found = classify(answers("aabb", "aaaa"))
+    found = classify(make_answers("aabb", "aaaa"))
     assert found.classes["b"].precision is None and found.classes["b"].f1 and found.classes["b"].f1.value == 0
     assert found.macro_f1.value == pytest.approx((2 * 2 / 6) / 2)
     with pytest.raises(ValueError, match="no answers"):
@@ -65,7 +65,7 @@ def test_a_class_that_is_never_given_has_no_precision_and_an_f1_of_0() -> None:
 
 def test_whole_clusters_are_drawn() -> None:
     """Answers that say the same again are worth no more; one cluster alone gives no interval."""
-    alone = answers("abababab", "aabbabba")
+    alone = make_answers("abababab", "aabbabba")
     again = [each._replace(task=f"{each.task}-{copy}") for copy in range(5) for each in alone]
     assert classify(again).macro_f1 == classify(alone).macro_f1
     assert classify([each._replace(cluster="x") for each in alone]).macro_f1.low is None
@@ -77,8 +77,8 @@ def test_two_policies_on_the_same_tasks() -> None:
     """Of one attempt at each task the difference is that of their numbers; more attempts weigh no more."""
     wanted = list("abcabcabcabc")
     random = Random(0)
-    before = answers(wanted, [random.choice("abc") for _ in wanted])
-    after = answers(wanted, [right if random.random() < 0.7 else "a" for right in wanted])
+    before = make_answers(wanted, [random.choice("abc") for _ in wanted])
+    after = make_answers(wanted, [right if random.random() < 0.7 else "a" for right in wanted])
     found = compare_answers(before, after)
     first, last = classify(before), classify(after)
     assert found.macro_f1.value == pytest.approx(last.macro_f1.value - first.macro_f1.value)

@@ -19,7 +19,7 @@ from intervals import is_within
 SIMULATIONS = 2_000
 
 
-def coverage(
+def measure_coverage(
     draw: Callable[[], NDArray[np.float64]], labels: NDArray[np.int64], truth: float, *, share: bool = True
 ) -> float:
     """How often the interval of what `draw` gives holds `truth`."""
@@ -30,7 +30,7 @@ def coverage(
     return held
 
 
-def chances(rng: np.random.Generator, p: list[float], icc: float, clusters: int) -> NDArray[np.float64]:
+def draw_chances(rng: np.random.Generator, p: list[float], icc: float, clusters: int) -> NDArray[np.float64]:
     """Probabilities of each outcome, cluster by cluster."""
     if icc == 0:
         return np.tile(p, (clusters, 1))
@@ -52,10 +52,10 @@ def test_shares(clusters: int, size: int, icc: float, p: float, least: float) ->
     labels = np.repeat(np.arange(clusters), size)
 
     def draw() -> NDArray[np.float64]:
-        chance = chances(rng, [p, 1 - p], icc, clusters)[labels, 0]
+        chance = draw_chances(rng, [p, 1 - p], icc, clusters)[labels, 0]
         return (rng.random(len(labels)) < chance).astype(float)
 
-    assert least <= coverage(draw, labels, p) <= 0.99
+    assert least <= measure_coverage(draw, labels, p) <= 0.99
 
 
 @pytest.mark.parametrize("clusters", [5, 20, 62])
@@ -68,7 +68,7 @@ def test_similarities(clusters: int) -> None:
         level = rng.beta(2.0, 2.0, clusters)[labels]  # mean 1/2
         return np.where(rng.random(len(labels)) < 0.4, 0.0, rng.beta(4 * level, 4 * (1 - level)))
 
-    assert 0.93 <= coverage(draw, labels, 0.3) <= 0.98
+    assert 0.93 <= measure_coverage(draw, labels, 0.3) <= 0.98
 
 
 def test_counts_are_no_shares() -> None:
@@ -76,4 +76,4 @@ def test_counts_are_no_shares() -> None:
     rng = np.random.default_rng(9)
     labels = np.repeat(np.arange(20), 4)
     draw = lambda: rng.poisson(rng.gamma(4.0, 2.0, 20)[labels]).astype(float)  # noqa: E731
-    assert 0.92 <= coverage(draw, labels, 8.0, share=False) <= 0.97
+    assert 0.92 <= measure_coverage(draw, labels, 8.0, share=False) <= 0.97

@@ -10,7 +10,7 @@ from coderepairrl.types import Ending, Episode, Score, ToolCall
 from intervals import compute_width
 
 
-def episode(
+def make_episode(
     task: str, value: float, *, patch: bytes = b"diff", ending: Ending = Ending.DONE, ok: bool = True
 ) -> Episode:
     return Episode(
@@ -20,22 +20,22 @@ def episode(
 
 
 def test_an_empty_patch_counts_in_the_mean_and_not_per_patch() -> None:
-    values = summarise([episode("a", 1.0), episode("b", 0.0, patch=b"\n")]).values
+    values = summarise([make_episode("a", 1.0), make_episode("b", 0.0, patch=b"\n")]).values
     assert values["tests"].value == 0.5
     assert values["tests_per_patch"].value == 1.0
     assert values["empty_patches"].value == 0.5
-    assert "tests_per_patch" not in measure_episode(episode("b", 0.0, patch=b""))
+    assert "tests_per_patch" not in measure_episode(make_episode("b", 0.0, patch=b""))
 
 
 def test_void_is_counted_and_never_a_zero() -> None:
-    summary = summarise([episode("a", 1.0), episode("a", 0.0, ending=Ending.VOID)])
+    summary = summarise([make_episode("a", 1.0), make_episode("a", 0.0, ending=Ending.VOID)])
     assert (summary.episodes, summary.void, summary.values["tests"].value) == (1, 1, 1.0)
-    assert summarise([episode("a", 0.0, ending=Ending.VOID)]).values == {}
+    assert summarise([make_episode("a", 0.0, ending=Ending.VOID)]).values == {}
 
 
 def test_comparison_pairs_tasks() -> None:
-    before = [episode("a", 0.0), episode("a", 1.0), episode("b", 0.0), episode("gone", 1.0)]
-    after = [episode("a", 1.0), episode("b", 1.0, ok=False), episode("new", 0.0)]
+    before = [make_episode("a", 0.0), make_episode("a", 1.0), make_episode("b", 0.0), make_episode("gone", 1.0)]
+    after = [make_episode("a", 1.0), make_episode("b", 1.0, ok=False), make_episode("new", 0.0)]
     paired = pair_measures(before, after)
     change = paired["tests"].change
     assert change.value == pytest.approx((0.5 + 1.0) / 2)
@@ -48,11 +48,11 @@ def test_what_is_clustered_is_what_the_task_says() -> None:
     bugs = [f"mutants/m.f{at % 3}/swap-{at:04x}-q" for at in range(30)]
     apart = [f"handmade/{at}" for at in range(30)]
     narrow, wide = (
-        summarise([episode(task, float(at % 3 == 0)) for at, task in enumerate(tasks)]).values["tests"]
+        summarise([make_episode(task, float(at % 3 == 0)) for at, task in enumerate(tasks)]).values["tests"]
         for tasks in (apart, bugs)
     )
     assert narrow.value == wide.value and compute_width(wide) > 2 * compute_width(narrow)
-    early, late = ([episode(task, float(at % 3 < many)) for at, task in enumerate(bugs)] for many in (1, 2))
+    early, late = ([make_episode(task, float(at % 3 < many)) for at, task in enumerate(bugs)] for many in (1, 2))
     assert not pair_measures(early, late)["tests"].change.is_all_above(0), "one function of three has got better"
 
 
@@ -60,7 +60,7 @@ def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> No
     """Of one repository alone they are its tasks, and each is one observation."""
 
     def of(repositories: int) -> list[Episode]:
-        made = [episode(f"t{at}", float(at % 3 == 0)) for at in range(24)]
+        made = [make_episode(f"t{at}", float(at % 3 == 0)) for at in range(24)]
         return [replace(each, repository=f"r{at % repositories}") for at, each in enumerate(made)]
 
     none = [replace(each, repository="") for each in of(3)]
@@ -76,7 +76,7 @@ def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> No
 def test_measures_that_are_counts_are_no_shares() -> None:
     """Even where all of them are 0 or 1: their mean may be any number."""
     episodes = [
-        replace(episode(f"handmade/{at}", 0.0), tool_calls=(ToolCall(0, "sh", "{}", True),) * (at % 2))
+        replace(make_episode(f"handmade/{at}", 0.0), tool_calls=(ToolCall(0, "sh", "{}", True),) * (at % 2))
         for at in range(4)
     ]
     calls = summarise(episodes).values["calls"]

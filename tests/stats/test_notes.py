@@ -6,7 +6,7 @@ from coderepairrl.stats.measures import Notes
 from coderepairrl.types import Ending, Episode, Score
 
 
-def episode(*scores: Score) -> Episode:
+def make_episode(*scores: Score) -> Episode:
     return Episode("e", "t", "train", 1, "g", 0, Ending.DONE, scores=scores)
 
 
@@ -17,7 +17,7 @@ def test_a_cause_that_all_share_comes_first() -> None:
         missing = f"check failed (exit code 1): python3 -m pytest: /tmp/box{at}/bin/python3: No module named pytest"
         failed = f"check failed (exit code 1): python3 -m pytest: tests/test_{at}.py::test_sum failed"
         note = missing if at < 60 else failed if at < 80 else ""
-        counted.add(episode(Score("tests", float(not note), 0.5, note), Score("hybrid", 0.5, 0.5, "tested")))
+        counted.add(make_episode(Score("tests", float(not note), 0.5, note), Score("hybrid", 0.5, 0.5, "tested")))
     found = counted.by_reward()
     tests = found["tests"]
     assert (tests.scores, tests.zeros) == (100, 80)
@@ -34,7 +34,7 @@ def test_nothing_that_a_policy_makes_it_say_fills_memory_or_acts_on_a_terminal()
     counted = Notes()
     for at in range(2_000):
         word = "".join(chr(ord("a") + int(digit)) for digit in str(at))
-        counted.add(episode(Score("tests", 0.0, 1.0, f"\x1b[2J\x00{word}\n\u202e" + "y" * 100_000)))
+        counted.add(make_episode(Score("tests", 0.0, 1.0, f"\x1b[2J\x00{word}\n\u202e" + "y" * 100_000)))
     noted = counted.by_reward()["tests"]
     assert len(noted.kinds) == 501 and sum(kind.count for kind in noted.kinds) == noted.zeros == 2_000
     assert noted.kinds[0].note == "(other notes)" and noted.kinds[0].count == 1_500

@@ -13,7 +13,7 @@ from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, 
 from intervals import is_within, read_ends
 
 
-def attempt(task: str, number: int, passed: bool | None, *, patch: bytes = b"diff", void: bool = False) -> Episode:
+def make_attempt(task: str, number: int, passed: bool | None, *, patch: bytes = b"diff", void: bool = False) -> Episode:
     scores = (Score("tests", float(bool(passed)), passed=passed),)
     return Episode(
         f"{task}-{number}", task, "eval", 0, task, number, Ending.VOID if void else Ending.DONE,
@@ -22,24 +22,34 @@ def attempt(task: str, number: int, passed: bool | None, *, patch: bytes = b"dif
 
 
 def test_pass_rates_leave_out_void_attempts() -> None:
-    rows = [attempt("a", 0, True), attempt("a", 1, None, patch=b"\n"), attempt("b", 0, False), attempt("b", 1, True)]
-    rates = estimate_pass_rates([*rows, attempt("c", 0, None, void=True)])
+    rows = [
+        make_attempt("a", 0, True),
+        make_attempt("a", 1, None, patch=b"\n"),
+        make_attempt("b", 0, False),
+        make_attempt("b", 1, True),
+    ]
+    rates = estimate_pass_rates([*rows, make_attempt("c", 0, None, void=True)])
     assert {name: rate.value for name, rate in rates.items()} == {"pass@2": 1.0, "pass^2": 0.0}
 
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_all_or_none_has_an_interval_of_some_width_and_one_task_has_none(passed: bool) -> None:
-    for share in estimate_pass_rates([attempt(f"t{at}", k, passed) for at in range(5) for k in range(2)]).values():
+    for share in estimate_pass_rates([make_attempt(f"t{at}", k, passed) for at in range(5) for k in range(2)]).values():
         low, high = read_ends(share)
         assert high - low > 0.3 and 0 <= low <= share.value + 1e-12 and share.value - 1e-12 <= high <= 1
-    for share in estimate_pass_rates([attempt("t", k, passed) for k in range(2)]).values():
+    for share in estimate_pass_rates([make_attempt("t", k, passed) for k in range(2)]).values():
         assert (share.low, share.high) == (None, None)
 
 
 def test_what_was_not_tested_is_not_resolved_nor_unresolved() -> None:
     plain = Episode("e", "t", "eval", 0, "g", 0, Ending.DONE, patch=b"diff", scores=(Score("patch_edits", 0.5),))
     assert is_resolved(plain) is None and estimate_pass_rates([plain] * 2) == estimate_pass_rates([]) == {}
-    short = [attempt("a", 0, True), attempt("a", 1, True), attempt("a", 2, True), attempt("b", 0, False)]
+    short = [
+        make_attempt("a", 0, True),
+        make_attempt("a", 1, True),
+        make_attempt("a", 2, True),
+        make_attempt("b", 0, False),
+    ]
     assert estimate_pass_rates(short)["pass@3"].value == 1.0, "b has too few attempts to say anything of three"
 
 
@@ -50,7 +60,7 @@ def test_intervals_of_pass_at_k_hold_the_truth() -> None:
     truth = float(np.mean(1 - (1 - rng.beta(0.5, 1.5, 200_000)) ** 2))
     for _ in range(runs):
         rates = rng.beta(0.5, 1.5, 40)
-        rows = [attempt(f"t{at}", k, bool(rng.random() < rate)) for at, rate in enumerate(rates) for k in range(4)]
+        rows = [make_attempt(f"t{at}", k, bool(rng.random() < rate)) for at, rate in enumerate(rates) for k in range(4)]
         held += is_within(truth, estimate_pass_rates(rows)["pass@2"])
     assert 0.9 <= held / runs <= 1.0
 

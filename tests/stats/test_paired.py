@@ -28,7 +28,7 @@ from intervals import is_within, read_ends
 CLOSE = {"rel": 1e-9, "abs": 1e-12}
 
 
-def shares(rng: np.random.Generator, count: int, p: float) -> list[float]:
+def draw_shares(rng: np.random.Generator, count: int, p: float) -> list[float]:
     return (rng.random(count) < p).astype(float).tolist()
 
 
@@ -163,7 +163,7 @@ def test_the_planned_number_of_tasks_has_the_power(effect: float, square: float)
 
 def test_clusters_that_agree_count_as_one_task() -> None:
     rng = np.random.default_rng(5)
-    agreeing = [[value for value in shares(rng, 100, 0.5) for _ in range(5)] for _ in range(2)]
+    agreeing = [[value for value in draw_shares(rng, 100, 0.5) for _ in range(5)] for _ in range(2)]
     for size in (5, 1):
         design = spread_of_shares(*agreeing, [at // size for at in range(500)]).design
         assert design == pytest.approx(size, rel=0.05)

@@ -44,7 +44,7 @@ def check_shown(text: str) -> None:
     assert "[red]i[/red]" in text and "[link=http://x]j[/link]" in text and ":smile:" in text
 
 
-def test_the_hostile_text_would_do_all_that() -> None:
+def test_the_hostile_text_is_harmful_when_printed_as_it_is() -> None:
     assert not is_harmless(HOSTILE) and FORGED.search(HOSTILE)
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print("[red]i[/red] :smile:")

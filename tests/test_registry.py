@@ -25,7 +25,7 @@ def test_a_shipped_name_and_an_import_path() -> None:
         ("pathlib:Pth", "no 'Pth'", "'Path'"),
     ],
 )
-def test_what_cannot_be_found(name: str, message: str, fix: str) -> None:
+def test_unknown_names_are_refused_with_a_fix(name: str, message: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         registry.resolve_class("engine", name, {"tiny": "pathlib:Path"})
     assert fix in caught.value.fix
@@ -60,7 +60,7 @@ class Red:
         self.watts = watts
 
 
-def test_what_is_made_has_its_options_and_is_what_was_asked_for() -> None:
+def test_a_part_gets_its_options_and_implements_its_protocol() -> None:
     shipped = {"red": f"{__name__}:Red", "path": "pathlib:PurePath"}
     assert registry.make_part("lamp", "red", shipped, Lamp, {"watts": 9}).watts == 9
     with pytest.raises(ConfigError, match="'red': missing a required argument: 'watts'"):

@@ -100,47 +100,33 @@ def test_a_job_that_runs_out_of_time_is_queued_again_and_goes_on(cluster: Cluste
 
 
 @pytest.mark.parametrize("status", [1, 2, 4, 130])
-def test_a_job_that_fails_or_is_cancelled_is_not(cluster: Cluster, status: int) -> None:
+def test_a_failed_or_cancelled_job_is_not_queued_again(cluster: Cluster, status: int) -> None:
     (cluster.calls / "run").mkdir()
     (cluster.calls / "run" / "log.jsonl").write_text("began\n")
     assert cluster.submit("train.sh", "a.toml", STATUS=str(status)).returncode == status
     assert not cluster.called("scontrol")
 
 
-def test_two_nodes(cluster: Cluster) -> None:
+def test_nodes_serve_replicas_of_one_server_behind_a_tunnel(cluster: Cluster) -> None:
+    """The server is on the first serving node."""
     more = {"MODEL": "/models/m", "VLLM_PYTHON": "python-vllm", "VLLM_ARGS": "--tensor-parallel-size 4", "PORT": "8123"}
-    done = cluster.submit("nodes.sh", "a.toml", "run.steps=0", **more)
-    assert done.returncode == 0, done.stderr
-    private = Path(f"/tmp/crrl-t{os.getpid()}")
-    (server,) = cluster.called("vllm")
-    assert server.startswith(
-        f"/extension -m vllm.entrypoints.openai.api_server --uds {private}/socket --model /models/m"
-    )
-    assert server.endswith(" --tensor-parallel-size 4")
-    (tunnel,) = cluster.called("ssh")
-    assert tunnel.endswith(f"-L 127.0.0.1:8123:{private}/socket second")
-    assert cluster.called("crrl")[-1] == (
-        "train a.toml run.steps=0 model.path=/models/m engine=vllm engine.options.url=http://127.0.0.1:8123"
-        f" engine.weights_dir={cluster.path}/weights"
-    )
-    assert not private.exists()
-
-
-def test_more_nodes_serve_together(cluster: Cluster) -> None:
-    """As replicas of one server, which is on the first of them."""
-    more = {"MODEL": "/models/m", "VLLM_PYTHON": "python-vllm", "NODES": "first second third", "REPLICAS": "2"}
+    more |= {"NODES": "first second third", "REPLICAS": "2"}
     done = cluster.submit("nodes.sh", "a.toml", "run.steps=0", **more)
     assert done.returncode == 0, done.stderr
     private = f"/tmp/crrl-t{os.getpid()}/socket"
     one, other = sorted(cluster.called("vllm"), key=lambda call: "--headless" in call)
-    assert "api_server --uds" in one and "serve --headless --data-parallel-start-rank 2 --model /models/m" in other
+    assert one.startswith(f"/extension -m vllm.entrypoints.openai.api_server --uds {private} --model /models/m")
+    assert "serve --headless --data-parallel-start-rank 2 --model /models/m" in other
     for call in (one, other):
         assert call.endswith(
-            "--data-parallel-size 4 --data-parallel-size-local 2 --data-parallel-address 10.0.0.1"
-            " --data-parallel-rpc-port 8000"
+            " --tensor-parallel-size 4 --data-parallel-size 4 --data-parallel-size-local 2"
+            " --data-parallel-address 10.0.0.1 --data-parallel-rpc-port 8123"
         )
-    assert [call.split(" -L ")[1] for call in cluster.called("ssh")] == [f"127.0.0.1:8000:{private} second"]
-    assert "engine.options.url=http://127.0.0.1:8000 " in cluster.called("crrl")[-1]
+    assert [call.split(" -L ")[1] for call in cluster.called("ssh")] == [f"127.0.0.1:8123:{private} second"]
+    assert cluster.called("crrl")[-1] == (
+        "train a.toml run.steps=0 model.path=/models/m engine=vllm engine.options.url=http://127.0.0.1:8123"
+        f" engine.weights_dir={cluster.path}/weights"
+    )
     assert not Path(private).parent.exists()
 
 
@@ -151,7 +137,7 @@ def test_more_nodes_serve_together(cluster: Cluster) -> None:
         ("ray.sh", "ray", "ray", {"RAY": "ray"}),
     ],
 )
-def test_what_does_not_start_ends_the_job(
+def test_a_program_that_does_not_start_ends_the_job(
     cluster: Cluster, script: str, program: str, log: str, more: dict[str, str]
 ) -> None:
     cluster.stub(program, '[ "$1" = -c ] || { echo no GPU >&2; exit 7; }')
@@ -214,7 +200,7 @@ def test_each_of_an_array_evaluates_its_own_and_goes_on(cluster: Cluster) -> Non
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None and not os.environ.get("CI"), reason="shellcheck not installed")
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_the_image_copies_files_that_exist() -> None:
     sections: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in (ROOT / "scripts" / "crrl.def").read_text().splitlines():

@@ -113,25 +113,25 @@ def test_bad_input_names_the_key_and_the_fix(tmp_path: Path, override: str, mess
 def test_a_mistake_is_named_by_where_it_was_written(tmp_path: Path) -> None:
     """An override as it is, a file by its path."""
 
-    def said(source: str | Path, *overrides: str) -> str:
+    def read_error(source: str | Path, *overrides: str) -> str:
         with pytest.raises(ConfigError) as caught:
             load_config(source, overrides)
         return str(caught.value)
 
-    assert said("thesis", "train.lrr=1") == "override 'train.lrr=1': unknown key 'train.lrr'"
-    assert said("thesis", "train.lora={rank=0}").startswith("override 'train.lora={rank=0}': train.lora.rank: ")
-    assert said("thesis", "rollout.turn_tokens=99999", "run.steps=3") == (
+    assert read_error("thesis", "train.lrr=1") == "override 'train.lrr=1': unknown key 'train.lrr'"
+    assert read_error("thesis", "train.lora={rank=0}").startswith("override 'train.lora={rank=0}': train.lora.rank: ")
+    assert read_error("thesis", "rollout.turn_tokens=99999", "run.steps=3") == (
         "override 'rollout.turn_tokens=99999': rollout.turn_tokens exceeds rollout.tokens"
     )
-    assert said("thesis", "train.lr=1", "train.lr=-1").startswith("override 'train.lr=-1': train.lr: ")
-    together = said(
+    assert read_error("thesis", "train.lr=1", "train.lr=-1").startswith("override 'train.lr=-1': train.lr: ")
+    together = read_error(
         "hello", "rollout.turn_tokens=2048", "curriculum.refill=1", "train.value_head=true", "train.minibatches=65"
     )
     assert all(each in together for each in ("exceeds rollout.tokens", "curriculum.refill", "train.minibatches=65"))
-    also = said("hello", "eval.also.greedy.temperature=-1", "eval.also.b.foo=1")
+    also = read_error("hello", "eval.also.greedy.temperature=-1", "eval.also.b.foo=1")
     assert "greedy.temperature: Input should be" in also and "b.foo: a further evaluation varies" in also
     file = write(tmp_path / "a.toml", 'extends = "thesis"\n[train]\nlr = -1\n')
-    assert [line.split(": ")[0] for line in said(file, "rollout.tokens=-1").split("; ")] == [
+    assert [line.split(": ")[0] for line in read_error(file, "rollout.tokens=-1").split("; ")] == [
         "override 'rollout.tokens=-1'",
         str(file),
     ]
@@ -205,18 +205,18 @@ def test_the_settings_are_the_config_that_is_run(name: str) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    def shown(*arguments: str) -> str:
+    def run_config(*arguments: str) -> str:
         done = CliRunner().invoke(app, ["config", *arguments])
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    rows = {line.split()[0]: line for line in shown("hello", "train.lr=1e-3").splitlines()}
+    rows = {line.split()[0]: line for line in run_config("hello", "train.lr=1e-3").splitlines()}
     assert rows["train.lr"].split() == ["train.lr", "0.001", "0.0001", "override", "train.lr=1e-3"]
     assert rows["train.beta"].split() == ["train.beta", "0.0", "0.0", "default"]
     assert {"key": "run.steps", "value": 60, "default": 20, "source": "preset hello"} in json.loads(
-        shown("hello", "--json")
+        run_config("hello", "--json")
     )
-    assert {each["source"] for each in json.loads(shown("--json"))} == {"default"}
+    assert {each["source"] for each in json.loads(run_config("--json"))} == {"default"}
 
 
 def test_another_source_of_tasks_has_none_of_the_options_of_the_first(tmp_path: Path) -> None:

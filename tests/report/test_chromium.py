@@ -93,7 +93,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-async def test_a_browser_would_run_it(tab: chromium.Tab, tmp_path: Path) -> None:
+async def test_unescaped_attacks_run(tab: chromium.Tab, tmp_path: Path) -> None:
     """Unescaped, and with somebody who points, clicks and tabs."""
     for number, text in enumerate(ATTACKS[:8]):
         path = tmp_path / f"{number}.html"
@@ -106,7 +106,7 @@ async def test_a_browser_would_run_it(tab: chromium.Tab, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("width", [1100, 390])
 @pytest.mark.parametrize("name", ["", "long "])
-async def test_nothing_runs_and_pages_are_whole(
+async def test_no_hostile_script_runs_and_pages_stay_whole(
     name: str, width: int, tab: chromium.Tab, pages: dict[str, Path]
 ) -> None:
     await tab.look(width, 1400)

@@ -425,7 +425,7 @@ def test_bad_lines_are_named(tmp_path: Path, lines: str, message: str) -> None:
     assert caught.value.fix
 
 
-def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
+def test_impossible_questions_are_refused(tmp_path: Path) -> None:
     counts = ["31/500", "36/500"]
     files = [
         str(write_outcomes(tmp_path / f"{name}.jsonl", [0, 1] * 10, cost=at + 0.5)) for at, name in enumerate("ab")
@@ -552,7 +552,7 @@ def describe_answer(runs: Runs, seeds: int = 3, question: ArmQuestion = QUESTION
     return "\n".join(answer_questions([question], runs, range(seeds), ARMS).verdicts)
 
 
-def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_seen(tmp_path: Path) -> None:
+def test_a_difference_is_claimed_or_has_the_smallest_that_could_be_shown(tmp_path: Path) -> None:
     runs = write_grid(tmp_path)
     found = answer_question(QUESTION, runs)
     assert {arm: mean.interval.value for arm, mean in found.means.items()} == {
@@ -604,7 +604,7 @@ def test_a_count_between_0_and_1_is_no_share(tmp_path: Path) -> None:
     assert not answer_question(replace(QUESTION, metric="changed_files"), write_grid(tmp_path, seeds=1)).share
 
 
-def test_what_is_missing_is_said_and_makes_nothing_more_certain(tmp_path: Path) -> None:
+def test_missing_runs_are_named_and_make_no_other_difference_more_certain(tmp_path: Path) -> None:
     runs = write_grid(tmp_path)
     runs["rl"][2] = write_evaluation(tmp_path / "short", lambda seed, at: 1.0, 2, tasks=20)
     found = answer_question(QUESTION, runs)
@@ -618,7 +618,7 @@ def test_what_is_missing_is_said_and_makes_nothing_more_certain(tmp_path: Path) 
     assert rl.adjusted == pytest.approx(2 * (rl.change.p or 0)), "an arm that failed makes no other one more certain"
 
 
-def test_what_may_not_be_compared_is_an_answer_of_its_own(tmp_path: Path) -> None:
+def test_incomparable_arms_get_a_reason_instead_of_an_answer(tmp_path: Path) -> None:
     runs = write_grid(tmp_path)
     runs["rl"][0] = write_evaluation(tmp_path / "judged", lambda seed, at: 1.0, 0, version=2)
     assert (

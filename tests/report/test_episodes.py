@@ -224,18 +224,18 @@ def run(tmp_path: Path, miniature: Path) -> RunFolder:
     log = folder.writer()
     rewards = {"a-00": 1.0, "a-01": 0.0, "b-00": 0.5, "b-01": 0.5}
     for id, reward in rewards.items():
-        _log(log, dataclasses.replace(make_episode(id), group=id[0], scores=(Score("patch_lines", reward),)))
+        log_episode(log, dataclasses.replace(make_episode(id), group=id[0], scores=(Score("patch_lines", reward),)))
     advantages = {"a-00": 1.0, "a-01": -1.0}  # both of b earned the same
     log.append("step", step=1, episodes=list(rewards), advantages=advantages, metrics={}, account=TokenAccount())
-    _log(log, dataclasses.replace(make_episode("late-00"), group="late"))
-    _log(log, dataclasses.replace(make_episode("e-00"), phase="eval", group="e"))
+    log_episode(log, dataclasses.replace(make_episode("late-00"), group="late"))
+    log_episode(log, dataclasses.replace(make_episode("e-00"), phase="eval", group="e"))
     log.append("episode", id="open-00", phase="eval", step=1, group="open", attempt=0, task="t", seed=1)
     log.append("turn", episode="open-00", turn=make_episode().turns[0])
     log.close()
     return folder
 
 
-def _log(log: object, episode: Episode) -> None:
+def log_episode(log: object, episode: Episode) -> None:
     append = log.append  # type: ignore[attr-defined]
     about = {"phase": episode.phase, "group": episode.group, "task": episode.task_id}
     append("episode", id=episode.id, step=1, attempt=0, seed=1, **about)
@@ -269,7 +269,9 @@ def test_advantages_are_those_of_the_step(
     log = folder.writer()
     for id in ("a-00", "a-01", "a-02"):
         ending = Ending.LIMIT if id == "a-02" else Ending.DONE
-        _log(log, dataclasses.replace(make_episode(id), group="a", ending=ending, scores=(Score("patch_lines", 1.0),)))
+        log_episode(
+            log, dataclasses.replace(make_episode(id), group="a", ending=ending, scores=(Score("patch_lines", 1.0),))
+        )
     site = Site([folder.path])
     assert {row["advantage"] for row in read_list(site).values()} == {None}
     account = {"metrics": {}, "account": TokenAccount()}
@@ -283,7 +285,7 @@ def test_advantages_are_those_of_the_step(
     assert [each["reason"] for each in states[1:]] == ["flat_group", masked]
 
 
-def test_a_list_says_of_each_episode_what_it_can_be_found_by(run: RunFolder) -> None:
+def test_the_list_has_the_values_that_episodes_are_found_by(run: RunFolder) -> None:
     rows = read_list(Site([run.path]))
     assert list(rows) == ["a-00", "a-01", "b-00", "b-01", "late-00", "e-00", "open-00"]
     assert [rows[name]["advantage"] for name in ("b-00", "late-00", "e-00")] == [None] * 3
@@ -298,17 +300,19 @@ def test_a_list_says_of_each_episode_what_it_can_be_found_by(run: RunFolder) -> 
 def test_tokens_are_shown_as_they_were_used(run: RunFolder) -> None:
     site = Site([run.path])
 
-    def became(name: str) -> list[str]:
+    def list_states(name: str) -> list[str]:
         return [
             f"{each['state']} {each['reason']}".strip()
             for each in read_embedded_data(site.page(f"run/episode/{name}.html")).values()
         ]
 
-    assert became("a-00") == ["trained", "trained", "dropped aborted"]
-    assert became("b-00") == ["dropped flat_group"] * 3
-    assert became("late-00") == ["sampled no step has consumed it"] * 3
-    assert became("e-00") == ["sampled evaluation"] * 3, "an evaluation is not thrown away: nothing is struck through"
-    assert became("open-00") == ["sampled open"]
+    assert list_states("a-00") == ["trained", "trained", "dropped aborted"]
+    assert list_states("b-00") == ["dropped flat_group"] * 3
+    assert list_states("late-00") == ["sampled no step has consumed it"] * 3
+    assert list_states("e-00") == ["sampled evaluation"] * 3, (
+        "an evaluation is not thrown away: nothing is struck through"
+    )
+    assert list_states("open-00") == ["sampled open"]
     assert "No tokenizer" not in site.page("run/episode/a-00.html")
 
 
@@ -321,7 +325,7 @@ def test_a_missing_tokenizer_is_said(run: RunFolder) -> None:
     assert read_embedded_data(page)["0"]["output"]["text"][0] == "⟨108⟩"
 
 
-def test_damage_is_said_and_the_rest_is_shown(run: RunFolder) -> None:
+def test_pages_of_a_damaged_run_show_the_rest_and_a_notice(run: RunFolder) -> None:
     with run.log.open("ab") as log:
         log.write(b"{ no\n")
     run.config.write_text("[train]\nno = 1\n")
@@ -331,7 +335,7 @@ def test_damage_is_said_and_the_rest_is_shown(run: RunFolder) -> None:
     assert "sampled" in site.page("run/episode/a-00.html")
 
 
-def test_a_process_that_has_ended_leaves_nothing_open(run: RunFolder) -> None:
+def test_open_episodes_of_an_ended_process_are_unfinished(run: RunFolder) -> None:
     log = run.writer()
     log.append("start", step=0)
     log.close()
@@ -389,7 +393,7 @@ def test_a_single_page_has_everything_in_it(run: RunFolder, tmp_path: Path) -> N
     assert site.write_episode("e", tmp_path / "x/y.html") == tmp_path / "x/y.html"
 
 
-def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
+def test_missing_runs_and_unclear_episode_ids_are_refused(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="not a run folder"):
         Site([tmp_path / "empty"])
@@ -403,23 +407,23 @@ def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
 def test_the_command_writes_a_folder_or_a_page(run: RunFolder, tmp_path: Path) -> None:
     crrl = Path(sys.executable).parent / "crrl"
 
-    def said(*words: object) -> subprocess.CompletedProcess[str]:
+    def run_report(*words: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run([crrl, "report", *map(str, words)], capture_output=True, text=True, env={**os.environ})
 
-    done = said(run.path)
+    done = run_report(run.path)
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
         f"{run.path}/report/index.html\n",
         f"reading     {run.path}\n",
     )
-    done = said(run.path, "--episode", "a-00", "-o", tmp_path / "a.html")
+    done = run_report(run.path, "--episode", "a-00", "-o", tmp_path / "a.html")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a.html\n")
-    done = said(run.path, "a-00")
+    done = run_report(run.path, "a-00")
     assert done.returncode == 2 and "--episode a-00" in done.stderr
-    done = said(run.path, "-o", tmp_path / "alone.html")
+    done = run_report(run.path, "-o", tmp_path / "alone.html")
     assert done.stdout == f"{tmp_path}/alone.html\n" and Page((tmp_path / "alone.html").read_text()).links == []
     write_run(tmp_path / "other")
-    done = said(tmp_path)  # the runs in a folder
+    done = run_report(tmp_path)  # the runs in a folder
     assert done.stdout == f"{tmp_path}/other/report/compare/index.html\n"
 
 
@@ -450,7 +454,7 @@ async def get_json(url: str) -> Any:
         return await answer.json()
 
 
-async def test_what_is_appended_to_the_run_is_there_at_once(url: str, maker: RunMaker) -> None:
+async def test_a_live_server_shows_new_records_at_once(url: str, maker: RunMaker) -> None:
     status, page, _ = await get(url)
     assert status == 200 and "1</b><span>training episodes" in page
     status, page, _ = await get(f"{url}/run/index.html")
@@ -528,11 +532,11 @@ async def test_after_a_malformed_record_pages_show_what_came_before_and_a_notice
     assert Site([maker.folder.path]).write(maker.folder.path / "pages").is_file()
 
 
-def test_no_page_has_all_of_a_patch_without_end() -> None:
+def test_a_huge_patch_is_cut_on_pages() -> None:
     lines = parse_diff_lines(b"@@ -0,0 +1 @@\n" + b"+x\n" * (1 << 20))
     assert len(lines) < 100_000 and lines[-1].text == "(2,883,598 bytes more are not shown)"
 
 
-async def test_a_port_that_is_taken_is_said(url: str, maker: RunMaker) -> None:
+async def test_a_taken_port_is_refused(url: str, maker: RunMaker) -> None:
     with pytest.raises(UsageError, match="cannot listen"):
         await Server(Site([maker.folder.path], live=True)).start(int(url.rpartition(":")[2]))

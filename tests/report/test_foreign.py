@@ -137,7 +137,7 @@ HALF, ORACLE = "inspect/half.eval", "harbor/oracle/t0__QKEyWKq/result.json"
         ("rllm/half", lambda logs: logs["rllm/half/results.json"]["items"][3].pop("reward"), "no field 'reward'"),
     ],
 )
-def test_what_a_log_lacks_is_said(
+def test_incomplete_logs_are_refused(
     tmp_path: Path, source: str, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(message)) as caught:

@@ -197,7 +197,7 @@ def test_the_json_holds_the_numbers_of_the_page(run: Path, other: Path) -> None:
     assert data["between_runs"][0][0]["after"] == "second"
 
 
-def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_become_null_and_gaps(tmp_path: Path) -> None:
     maker = RunMaker(tmp_path / "broken-numbers")
     maker.start()
     maker.step(1)
@@ -264,7 +264,7 @@ def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
     assert "Resumed with other settings: train.lr from 0.0001 to 1e-05 after step 3." in text
 
 
-def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(tmp_path: Path) -> None:
+def test_a_notice_names_rewards_whose_versions_differ_between_runs(tmp_path: Path) -> None:
     runs = [RunMaker(tmp_path / name).run(1).folder.path for name in ("first", "same", "newer")]
     about = json.loads((runs[2] / "run.json").read_text())
     (runs[2] / "run.json").write_text(json.dumps({**about, "rewards": {"patch_lines": 2, "tests": 1}}))
@@ -275,7 +275,7 @@ def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(t
     assert said in Site([runs[0], runs[2]]).write(tmp_path / "page.html").read_text()
 
 
-def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
+def test_hostile_text_of_a_run_stays_text(tmp_path: Path) -> None:
     reader = read_page([write_hostile_run(tmp_path / "evil", EVIL)])
     assert "alert(1)" in reader.text and "49" not in re.findall(r"\{\{.*?\}\}", reader.text)
     assert "\x1b" not in reader.text and "\u202e" not in reader.text
@@ -422,7 +422,7 @@ def test_an_export_replaces_the_earlier_one_and_no_file_of_others(tmp_path: Path
     assert {each.name for each in out.iterdir()} == {"01-mine.csv", *(each.name for each in fresh.iterdir())}
 
 
-def test_a_name_that_a_model_chose_is_no_formula() -> None:
+def test_a_name_chosen_by_a_model_is_no_spreadsheet_formula() -> None:
     evil = "=cmd|'/C calc'!A0"
     assert list(csv.reader(format_csv(("name", "value"), [(evil, -1.0)]).decode().splitlines()))[1] == [
         f"'{evil}",

@@ -196,7 +196,7 @@ def make_ends(name: str, early: pd.Series, late: pd.Series) -> dict[str, tuple[f
     }
 
 
-def test_bootstraps_know_what_they_cannot_know() -> None:
+def test_too_few_clusters_have_no_interval_and_noise_has_no_trend() -> None:
     """A straight line has its slope in every draw; few clusters on a side have no interval; noise has no trend."""
     line = estimate_slope([(step, 0.01 * step) for step in range(40)], [step // 2 for step in range(40)])
     assert line.value == pytest.approx(1.0) and line.low is None
@@ -233,7 +233,7 @@ def test_the_published_numbers_show_no_difference_in_repairs(tmp_path: Path) -> 
     assert base == pytest.approx((0.072, 0.053, 0.098), abs=1e-3)  # Wilson's, as on the slide
 
 
-def test_what_a_run_lacks_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_figure_says_what_the_run_lacks(tmp_path: Path) -> None:
     direct = write_direct_run(tmp_path / "direct")
     page = write_thesis(Site([direct]), tmp_path / "out").read_text()
     for words in (

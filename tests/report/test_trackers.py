@@ -175,7 +175,7 @@ def test_a_tracker_that_fails_leaves_the_rest_for_later(tmp_path: Path, monkeypa
     assert had == [0, 1, 2, 3]
 
 
-def test_what_makes_no_sense_together_is_refused() -> None:
+def test_export_options_that_exclude_each_other_are_refused() -> None:
     for arguments, error in (
         (["--to", "wandb", "--precision", "fp32"], "--precision"),
         (["place", "--to", "wandb"], "sends metrics and writes no place"),

@@ -174,7 +174,7 @@ def test_no_secret_is_exported(run: Path, tmp_path: Path) -> None:
     assert leaky.steps[1].metrics.completion_token_ids is None  # they say the same as the text
 
 
-def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_half_written_export_is_left(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an error in the middle, or by kill -9; what was there stays."""
     (tmp_path / "there.parquet").write_text("mine")
     for form in ("parquet", "atif"):

@@ -42,7 +42,7 @@ def test_tango_is_the_score_test_turned_round(lost: int, gained: int, pairs: int
     assert high == 1 or statistic(high) == pytest.approx(-Z, abs=0.01)
 
 
-def test_what_wilson_leaves() -> None:
+def test_pairs_without_a_difference_have_wilsons_interval() -> None:
     """Of 20 pairs none differs: as many may, either way, as of 20 trials without a success may succeed. Singletons are
     a plain proportion but for Student's t."""
     low, high = read_ends(tango_interval(0, 0, 20))

@@ -22,7 +22,7 @@ def test_independent_values_have_the_order_statistics_that_scipy_takes(size: int
 
 
 @pytest.mark.parametrize(("clusters", "shared"), [(40, 0.0), (20, 1.0)])
-def test_it_holds_the_median(clusters: int, shared: float) -> None:
+def test_intervals_hold_the_median(clusters: int, shared: float) -> None:
     rng = np.random.default_rng(7)
     labels = np.repeat(np.arange(clusters), 3)
     held = 0

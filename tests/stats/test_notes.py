@@ -30,7 +30,7 @@ def test_a_cause_that_all_share_comes_first() -> None:
     assert rest == ["      20  other notes"], "what is not a zero needs no word"
 
 
-def test_nothing_that_a_policy_makes_it_say_fills_memory_or_acts_on_a_terminal() -> None:
+def test_hostile_notes_are_kept_short_few_and_printable() -> None:
     counted = Notes()
     for at in range(2_000):
         word = "".join(chr(ord("a") + int(digit)) for digit in str(at))

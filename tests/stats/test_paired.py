@@ -174,7 +174,7 @@ def test_clusters_that_agree_count_as_one_task() -> None:
 
 @pytest.mark.parametrize("same", [0.0, 1.0])
 @pytest.mark.parametrize("tasks", [1, 2, 30])
-def test_nothing_that_varies_leaves_no_number_without_an_interval(same: float, tasks: int) -> None:
+def test_values_that_never_vary_have_an_interval_or_no_number(same: float, tasks: int) -> None:
     values, labels = [same] * tasks, list(range(tasks))
     assert cohens_d(values, values, labels) is None
     assert bootstrap_difference(values, values, labels) == (0, None, None)

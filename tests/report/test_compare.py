@@ -35,19 +35,11 @@ PAIRS = Path(__file__).parents[2].parent / "shared" / "data" / "pairs" / "sweben
 NAMES = [f"task{at}" for at in range(40)]
 
 
-def find_pairs_file() -> Path:
-    """Outcomes of real systems, or a skip outside CI where there are none."""
-    need(PAIRS.exists(), f"{PAIRS} is missing")
-    return PAIRS
-
-
 def write_chosen_pairs(tmp_path: Path) -> Path:
     """The part of them that tests may look at."""
-    rows = [
-        line
-        for line in gzip.decompress(find_pairs_file().read_bytes()).splitlines()
-        if json.loads(line)["part"] == "choose"
-    ]
+    need(PAIRS.exists(), f"{PAIRS} is missing")
+    lines = gzip.decompress(PAIRS.read_bytes()).splitlines()
+    rows = [line for line in lines if json.loads(line)["part"] == "choose"]
     path = tmp_path / "chosen.jsonl"
     path.write_bytes(b"\n".join(rows))
     return path
@@ -115,8 +107,8 @@ class Run:
         return self.folder.path
 
 
-def repeat_value(value: float, attempts: int = 1) -> dict[str, Sequence[float | None]]:
-    return {name: [value] * attempts for name in NAMES}
+def repeat_value(value: float) -> dict[str, Sequence[float | None]]:
+    return {name: [value] for name in NAMES}
 
 
 # -- real systems on the same issues

@@ -44,12 +44,7 @@ def test_all_or_none_has_an_interval_of_some_width_and_one_task_has_none(passed:
 def test_what_was_not_tested_is_not_resolved_nor_unresolved() -> None:
     plain = Episode("e", "t", "eval", 0, "g", 0, Ending.DONE, patch=b"diff", scores=(Score("patch_edits", 0.5),))
     assert is_resolved(plain) is None and estimate_pass_rates([plain] * 2) == estimate_pass_rates([]) == {}
-    short = [
-        make_attempt("a", 0, True),
-        make_attempt("a", 1, True),
-        make_attempt("a", 2, True),
-        make_attempt("b", 0, False),
-    ]
+    short = [*(make_attempt("a", k, True) for k in range(3)), make_attempt("b", 0, False)]
     assert estimate_pass_rates(short)["pass@3"].value == 1.0, "b has too few attempts to say anything of three"
 
 

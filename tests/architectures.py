@@ -51,9 +51,9 @@ class Architecture:
     """Whether a tree is also computed chunk by chunk."""
 
     rounding: float = 1e-5
-    """By how much rows of a tree may differ from rows alone."""
+    """Largest difference between rows of a tree and rows alone."""
     special: str = "-"
-    """For people."""
+    """Peculiarities, in words."""
 
     def row(self, name: str) -> str:
         """Line of docs/reference/models.md."""

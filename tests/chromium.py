@@ -1,4 +1,4 @@
-"""A real Chromium, steered over its debugging protocol: what a page does when somebody opens it, types and clicks."""
+"""A real Chromium, driven through its debugging protocol."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Tab:
         try:
             async with asyncio.timeout(seconds):
                 while True:
-                    with suppress(AssertionError):  # between two documents there is none to ask
+                    with suppress(AssertionError):  # while a document loads, no script runs
                         if await self.js(expression):
                             return
                     await asyncio.sleep(0.02)

@@ -76,7 +76,7 @@ class Hostile:
     def __init__(self, root: Path, marks: Path, names: Iterable[str] = SETTINGS) -> None:
         self.root, self.marks = root, marks
         marks.mkdir(exist_ok=True)
-        marks.chmod(0o777)  # for whoever is made to run them
+        marks.chmod(0o777)  # programs may run as another user
         root.mkdir()
         self.shell(_START)
         for name in names:

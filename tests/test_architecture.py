@@ -31,7 +31,7 @@ FLOORS = [
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 SERVE_THEIR_FLOOR = {"printable", "protocols", "registry", "processes"}
-"""What the others of the same floor may import: text for a terminal, the seams, parts by name, processes and git."""
+"""Folders that others on the same floor may import: terminal text, protocols, parts by name, processes and git."""
 
 
 DATA = [ROOT / "tasks" / "handmade", ROOT / "tasks" / "mutants" / "corpus"]
@@ -44,7 +44,7 @@ def list_modules() -> list[Path]:
 
 
 def find_imports(path: Path, names: Collection[str]) -> set[str]:
-    """Those of `names` that a module imports anywhere: at its top, in functions, under ``TYPE_CHECKING``."""
+    """Find which of `names` a module imports: at its top, in functions, or under ``TYPE_CHECKING``."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -84,8 +84,7 @@ def test_imports_point_down() -> None:
     assert not offences, "\n".join(offences)
 
 
-def test_no_cycle() -> None:
-    """Not within a folder either."""
+def test_no_import_cycle_even_within_a_folder() -> None:
     order = graphlib.TopologicalSorter(find_edges())
     try:
         order.prepare()
@@ -126,7 +125,6 @@ def test_the_wire_stands_alone() -> None:
 
 
 def test_every_tier_is_of_tests_that_exist() -> None:
-    """What the table in tests/tiers.py names was renamed or removed otherwise."""
     tests = Path(__file__).parent
     gone = []
     for name in TIERS:

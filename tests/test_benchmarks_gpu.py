@@ -68,7 +68,7 @@ def test_flops_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_day_reports_every_step(tmp_path: Path) -> None:
-    """Steps without vLLM run on a miniature; the others say that there is none here."""
+    """Steps without vLLM run on a miniature; the others report that vLLM is missing."""
     out = tmp_path / "found.jsonl"
     command = [sys.executable, str(SCRIPT.with_name("first_day.py")), "--toy", "--python", sys.executable]
     done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, env=CPU, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What docstrings show is what happens."""
+"""Examples in docstrings give what they show."""
 
 from __future__ import annotations
 

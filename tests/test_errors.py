@@ -1,4 +1,4 @@
-"""What a command says when it ends."""
+"""Errors with which commands end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CRRL = Path(sys.executable).parent / "crrl"
 
 @pytest.mark.parametrize("activated", [False, True])
 def test_a_fix_names_crrl_as_this_shell_finds_it(activated: bool, tmp_path: Path) -> None:
-    """`make hello` runs `.venv/bin/crrl`, and nobody has activated the environment."""
+    """`make hello` runs `.venv/bin/crrl` without an activated environment."""
     path = f"{CRRL.parent}{os.pathsep}/usr/bin:/bin" if activated else "/usr/bin:/bin"
     run = ["crrl" if activated else CRRL, "check", "agent", "aider"]
     env = {"PATH": path, "HOME": str(tmp_path), "CRRL_CACHE": str(tmp_path / "cache")}

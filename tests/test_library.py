@@ -1,4 +1,4 @@
-"""The five functions for other programs: what a policy writes is a score, mistakes are errors, nothing is printed."""
+"""The five functions for other programs: any patch has a score, mistakes raise errors, and they print no text."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ END
 
 @pytest.mark.parametrize("fails, asked", [("never", 1), ("*+cpu", 2), ("*+cpu*", 3)])
 def test_pip_takes_the_cpu_build_without_a_gpu(tmp_path: Path, fails: str, asked: int) -> None:
-    """From where pip looks, else from PyTorch's index, else it is said that the one with CUDA comes."""
+    """Pip looks in its usual index, then in PyTorch's; else a message announces the CUDA build."""
     needed = ("mkdir", "chmod", "cat", "sed", "uname")
     done = run_setup(tmp_path, *needed, python3=PYTHON % fails)
     assert done.returncode == 0, done.stderr

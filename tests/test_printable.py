@@ -1,4 +1,4 @@
-"""What a model, a guest or a repository wrote does nothing to a terminal, and looks like nothing else in a log."""
+"""Text of models, guests and repositories cannot control a terminal or forge log lines."""
 
 from __future__ import annotations
 
@@ -151,7 +151,6 @@ ELSEWHERE = (
 
 
 def test_no_command_prints_but_through_it() -> None:
-    """In `cli`, where results are printed, and in modules that write to a terminal."""
     root = Path(coderepairrl.__file__).parent
     prints = set()
     for path in root.rglob("*.py"):

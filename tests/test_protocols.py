@@ -22,7 +22,7 @@ from coderepairrl.stages import command, fix, serve
 from coderepairrl.types import EngineNeeds, Task
 
 beside: list[str] = []
-"""What was used of a part beside its protocol; whoever asked may have swallowed the error."""
+"""Uses of parts outside their protocols, recorded because callers may swallow the error."""
 
 
 class Narrow:
@@ -171,7 +171,7 @@ def test_rewards_that_judge_a_workspace_declare_it(made: list[str]) -> None:
 
 
 def test_a_part_used_beside_its_protocol_fails(made: list[str]) -> None:
-    """The control: what the proxy keeps out is there, and asking for it is noticed even where nobody fails."""
+    """Control: attributes behind the proxy exist, and each use is recorded even without an error."""
     with pytest.raises(AttributeError, match="limits is not a part"):
         cast(Any, sandbox.make_backend("bwrap")).limits  # noqa: B018
     assert not hasattr(engines.make_engine("tiny"), "slots")

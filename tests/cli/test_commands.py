@@ -59,7 +59,6 @@ def test_the_page_of_commands_has_them_all() -> None:
 
 @pytest.mark.parametrize(("words", "expected"), [("crrl tr", "train"), ("crrl tasks ver", "verify")])
 def test_completion(words: str, expected: str) -> None:
-    """As bash asks for it."""
     asked = {"_CRRL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     script = "import sys; sys.argv[0] = 'crrl'; from coderepairrl.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)

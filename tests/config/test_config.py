@@ -1,4 +1,4 @@
-"""What a configuration may say, who said it, and that no secret gets anywhere by way of it."""
+"""Configurations: what they may hold, where each setting comes from, and no secrets."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_another_source_of_tasks_has_none_of_the_options_of_the_first(tmp_path: Path) -> None:
-    """Neither those of training nor of evaluation, which were of the same source."""
+    """Options of training and of evaluation belong to the first source."""
     text = 'extends = "hello"\n[run]\nname = "mine"\n[tasks]\nsource = "handmade"\n'
     for config in (load_config(write(tmp_path / "mine.toml", text)), load_config("hello", ["tasks.source=handmade"])):
         assert (config.tasks.source, config.tasks.options, config.eval.options) == ("handmade", {}, {})

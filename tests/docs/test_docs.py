@@ -70,7 +70,7 @@ def find_broken_links(page: Path) -> list[str]:
 
 
 def test_links_lead_somewhere() -> None:
-    """In the repository as it is read there, so also in pages that are not of the site."""
+    """Also in pages outside the site, which are read in the repository."""
     pages = list_tracked_files("*.md")
     assert len(pages) > 20
     assert [link for page in pages for link in find_broken_links(page)] == []

@@ -94,7 +94,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 async def test_unescaped_attacks_run(tab: chromium.Tab, tmp_path: Path) -> None:
-    """Unescaped, and with somebody who points, clicks and tabs."""
+    """Control: without escaping, pointing, clicking and tabbing run each attack."""
     for number, text in enumerate(ATTACKS[:8]):
         path = tmp_path / f"{number}.html"
         path.write_text(f"<!DOCTYPE html><main><p>{text}</p><p title='{text}'>x</p><p title=\"{text}\">x</p></main>")

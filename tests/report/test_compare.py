@@ -214,8 +214,7 @@ def test_outcomes_that_never_vary_have_intervals_of_some_width_or_none(
 
 
 def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
-    """What is won in one repository and lost in another is no difference, and the parts say where; every p is corrected
-    for as many as there are."""
+    """Gains in one repository and losses in another cancel, and the parts show both; p-values are corrected."""
     sides = [[0, 0, 0, 0, 1, 1, 1, 1] * 2, [1, 1, 1, 1, 0, 0, 0, 0] * 2, [0] * 16]
     files = [
         write_rows(
@@ -244,8 +243,7 @@ def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
 
 
 def test_curves_go_as_far_as_the_attempts(tmp_path: Path) -> None:
-    """Without being asked for. The trained one always solves half of the tasks, the base each at every third attempt:
-    it is behind in one, and ahead in many."""
+    """The trained policy always solves half of the tasks, the base each at every third attempt."""
     base = Run(tmp_path / "base").evaluated("eval-00000", {n: [1.0, 0.0, 0.0, 0.0, 1.0, 0.0] for n in NAMES})
     mine = Run(tmp_path / "mine").evaluated("eval-00000", {n: [float(at % 2)] * 6 for at, n in enumerate(NAMES)})
     found = compare_as_json(base.path, mine.path, "--cluster", "task")
@@ -444,7 +442,7 @@ def test_impossible_questions_are_refused(tmp_path: Path) -> None:
         assert caught.value.fix
 
 
-# -- what is not a share, and what nobody says which tasks of
+# -- scores that are not shares, and counts without tasks
 
 
 def test_any_score_is_a_metric(tmp_path: Path) -> None:

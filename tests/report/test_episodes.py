@@ -262,7 +262,7 @@ def read_list(site: Site, folder: str = "run") -> dict[str, dict[str, Any]]:
 def test_advantages_are_those_of_the_step(
     terms: dict[str, Any], shown: float | None, tmp_path: Path, miniature: Path
 ) -> None:
-    """Of a value head, each token has another one."""
+    """With a value head, tokens have different ones, and none is shown."""
     folder = RunFolder(tmp_path / "run")
     about = {"run": {"name": "run"}, "model": {"path": str(miniature)}, "reward": "patch_lines", "train": terms}
     folder.create(to_toml(Config.model_validate(about)), {"name": "run", "seed": 0})

@@ -109,7 +109,7 @@ def test_functions_are_the_innermost_around_a_line(line: int, name: str) -> None
 
 
 def test_what_is_not_known_is_absent_and_what_is_empty_is_no_hit() -> None:
-    """No zero for what nobody knows: functions of files that are not at hand, tools of a program that does not say."""
+    """Functions of missing files and unreported tools have no metric, rather than 0."""
     found = measure_attempt(replace(make_attempt(calls_known=False), sources=None))
     unknown = {"calls", "actions", *AFTER_EDITS, "repeated_failures", "files_viewed", "commands", "tool_success"}
     assert not unknown & found.keys() and "function_recall" not in found and "resolved" not in found
@@ -222,7 +222,7 @@ CALLS = st.builds(
 def test_every_number_is_finite_and_in_its_range(
     patch: bytes, reference: bytes, calls: list[ToolCall], passed: bool | None, total: float
 ) -> None:
-    """Of any attempt; and a mean of any of them has an interval around it of some width, or none."""
+    """Means, too, have an interval around them with some width, or none."""
     scores = () if passed is None else (Score("tests", float(passed), passed=passed),)
     task = replace(TASK, reference=reference)
     first = replace(make_attempt(patch, tool_calls=tuple(calls), scores=scores).episode, timings={"total": total})

@@ -307,7 +307,7 @@ def test_an_option_without_the_one_it_belongs_to_is_refused(run: Path, option: s
 
 
 def test_a_full_disk_leaves_the_page_that_is_there_whole(tmp_path: Path) -> None:
-    """And the tasks in a file. A limit on the size of files fails a write half way, as a full disk does."""
+    """Task files, too. A file size limit fails a write half way, as a full disk does."""
     page, tasks = tmp_path / "index.html", tmp_path / "tasks.jsonl"
     write_page(page, "before")
     write_jsonl(make_source("handmade"), tasks)
@@ -363,7 +363,7 @@ def test_intervals_baselines_and_both_schemes_are_drawn() -> None:
 
 
 def read_pdf_text(page: bytes) -> str:
-    """Without spaces; the font Symbol has an increment for a delta."""
+    """Text of a page without spaces; the font Symbol writes a delta as an increment."""
     [only] = pytest.importorskip("pypdfium2").PdfDocument(page)
     found = "".join(only.get_textpage().get_text_bounded().split())
     return found.replace("\N{INCREMENT}", "\N{GREEK CAPITAL LETTER DELTA}")

@@ -1,4 +1,4 @@
-"""What a run logs arrives at each tracker once, and whatever becomes of a tracker, the run goes on."""
+"""Each tracker gets all metrics of a run once, and a run survives its trackers' failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import importlib.util
 import json
-import os
 import signal
 import struct
 import subprocess
@@ -26,16 +25,12 @@ from coderepairrl.report import trackers
 from coderepairrl.report.trackers import feed_trackers, send_metrics
 from coderepairrl.runs import RunFolder
 from commands import CRRL
+from needs import need
 
 from .runs import RunMaker, write_run
 
 Points = dict[str, list[tuple[int, float]]]
 """By metric: step and value, in the order in which they were sent."""
-
-
-def skip_without(package: str) -> None:
-    if importlib.util.find_spec(package) is None and not os.environ.get("CI"):
-        pytest.skip(f"needs {package} (the extra dev)")
 
 
 def read_logged_points(run: Path) -> Points:
@@ -60,7 +55,7 @@ def read_tensorboard(run: Path) -> Points:
 
 
 def read_trackio(run: Path) -> Points:
-    """In a process of its own: trackio reads where its folder is once."""
+    """Read in another process, since trackio reads its folder's place only once."""
     code = (
         "import json; from trackio.sqlite_storage import SQLiteStorage as S; [run] = S.get_run_records('coderepairrl');"
         "print(json.dumps(S.get_logs('coderepairrl', run['name'])))"
@@ -108,7 +103,7 @@ READERS = {"tensorboard": read_tensorboard, "trackio": read_trackio, "wandb": re
 
 @pytest.fixture(params=READERS)
 def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    skip_without(request.param)
+    need(importlib.util.find_spec(request.param), f"needs {request.param} (the extra dev)")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     return str(request.param)
@@ -119,7 +114,7 @@ def run_crrl(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
-    """Of a run that is resumed, too, and read when its last line is torn."""
+    """Also from a resumed run, and from a log whose last line is torn."""
     maker = RunMaker(tmp_path / "runs" / "mine", run={"steps": 4})
     maker.run(2, evaluations=(0,), end=False)
     torn = b'{"type":"step","step":3,"metrics":{"rew'
@@ -146,7 +141,7 @@ def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", [b"half\0", b"-3", b"99999999"])
 def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_path: Path) -> None:
-    skip_without("tensorboard")
+    need(importlib.util.find_spec("tensorboard"), "needs tensorboard (the extra dev)")
     run = write_run(tmp_path / "run", steps=2)
     (run / "tensorboard").mkdir()
     (run / "tensorboard/sent").write_bytes(mark)
@@ -225,8 +220,8 @@ async def test_a_tracker_that_hangs_holds_nothing_up(
 
 
 def test_what_a_killed_run_has_logged_is_still_sent(folder: RunFolder) -> None:
-    """By kill -9: the tracker's process takes what is left, and ends."""
-    skip_without("tensorboard")
+    """After kill -9, the tracker's process sends the rest and ends."""
+    need(importlib.util.find_spec("tensorboard"), "needs tensorboard (the extra dev)")
     code = (
         "import asyncio, os, signal, sys; from pathlib import Path; from coderepairrl.runs import RunFolder\n"
         "from coderepairrl.report.trackers import feed_trackers\n"

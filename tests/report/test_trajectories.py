@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import text_to_bytes
 from coderepairrl.stages import export
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn, VersionRange, sequence
+from needs import need
 
 KEY = "sk-live0123456789abcdefghij"
 USER = {"role": "user", "content": "It is broken \U0001f41b"}
@@ -109,8 +109,7 @@ def load_parquet(path: Path, cache: Path) -> list[dict[str, Any]]:
 
 
 def load_trajectories(folder: Path) -> dict[str, Any]:
-    if importlib.util.find_spec("atif") is None and not os.environ.get("CI"):
-        pytest.skip("needs atif (the extra dev)")
+    need(importlib.util.find_spec("atif"), "needs atif (the extra dev)")
     from atif import Trajectory
 
     return {path.stem: Trajectory.model_validate_json(path.read_text()) for path in folder.iterdir()}
@@ -175,7 +174,7 @@ def test_no_secret_is_exported(run: Path, tmp_path: Path) -> None:
 
 
 def test_no_half_written_export_is_left(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an error in the middle, or by kill -9; what was there stays."""
+    """After an error in the middle, or kill -9; existing files stay."""
     (tmp_path / "there.parquet").write_text("mine")
     for form in ("parquet", "atif"):
         with pytest.raises(UsageError, match="already exists"):

@@ -74,7 +74,7 @@ def test_whole_clusters_are_drawn() -> None:
 
 
 def test_two_policies_on_the_same_tasks() -> None:
-    """Of one attempt at each task the difference is that of their numbers; more attempts weigh no more."""
+    """With one attempt at each task, differences are those of the scores; more attempts weigh no more."""
     wanted = list("abcabcabcabc")
     random = Random(0)
     before = make_answers(wanted, [random.choice("abc") for _ in wanted])

@@ -22,7 +22,7 @@ SIMULATIONS = 2_000
 def measure_coverage(
     draw: Callable[[], NDArray[np.float64]], labels: NDArray[np.int64], truth: float, *, share: bool = True
 ) -> float:
-    """How often the interval of what `draw` gives holds `truth`."""
+    """Share of drawn samples whose interval holds `truth`."""
     clusters = labels.tolist()
     intervals = (mean_interval(draw().tolist(), clusters, share=share) for _ in range(SIMULATIONS))
     held = sum(is_within(truth, each) for each in intervals) / SIMULATIONS

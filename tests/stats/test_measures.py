@@ -57,7 +57,7 @@ def test_what_is_clustered_is_what_the_task_says() -> None:
 
 
 def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> None:
-    """Of one repository alone they are its tasks, and each is one observation."""
+    """With a single repository, each task is one observation."""
 
     def of(repositories: int) -> list[Episode]:
         made = [make_episode(f"t{at}", float(at % 3 == 0)) for at in range(24)]

@@ -11,7 +11,7 @@ def make_episode(*scores: Score) -> Episode:
 
 
 def test_a_cause_that_all_share_comes_first() -> None:
-    """Of 100 attempts 60 could not be graded, each in a folder of its own; 20 fail tests, 20 pass."""
+    """60 of 100 attempts could not be graded, each in another folder; 20 fail tests, 20 pass."""
     counted = Notes()
     for at in range(100):
         missing = f"check failed (exit code 1): python3 -m pytest: /tmp/box{at}/bin/python3: No module named pytest"

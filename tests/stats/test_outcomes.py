@@ -49,7 +49,7 @@ def test_what_was_not_tested_is_not_resolved_nor_unresolved() -> None:
 
 
 def test_intervals_of_pass_at_k_hold_the_truth() -> None:
-    """Of tasks that are solved with probabilities of their own, each of 4 attempts by itself."""
+    """Each task has its own probability, and 4 independent attempts."""
     rng = np.random.default_rng(0)
     held, runs = 0, 150
     truth = float(np.mean(1 - (1 - rng.beta(0.5, 1.5, 200_000)) ** 2))
@@ -78,7 +78,7 @@ def test_tokens_are_those_that_the_engine_had_or_the_server_counted() -> None:
     episode = Episode("e", "t", "eval", 0, "g", 0, Ending.VOID, turns=turns, timings={"total": 1.5})
     found = sum_costs([episode])
     assert found == (5, 10 + 15 + 12 + 7, 4, 2 + 4 + 1 + 5, 1.5, 1)
-    assert "sampled_tokens" not in measure_episode(episode), "of the last call nobody knows"
+    assert "sampled_tokens" not in measure_episode(episode), "those of the last call are unknown"
     assert measure_episode(replace(episode, turns=turns[:4]))["sampled_tokens"] == 12
     assert found.money(Prices(1, 10)) == pytest.approx((44 + 120) / 1e6)
     assert found.money(Prices(1, 10, 0.5)) == pytest.approx((40 + 2 + 120) / 1e6)

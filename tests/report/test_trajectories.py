@@ -193,8 +193,8 @@ def test_no_half_written_export_is_left(run: Path, tmp_path: Path, monkeypatch: 
         "    for number in range(10**9):\n"
         "        yield Episode(f'e{number}', 't', 'train', 1, 'g', 0, Ending.DONE)\n"
         "        if number == 300: print(flush=True); time.sleep(1000)\n"
-        "if sys.argv[1] == 'parquet': t.write_parquet('run', made(), Path('new'))\n"
-        "else: t.write_atif(t.ExportSource('run', {'': 'nano'}, '1', 'model'), made(), Path('new'))\n"
+        "if sys.argv[1] == 'parquet': t.write_parquet('run', made(), Path('killed-parquet'))\n"
+        "else: t.write_atif(t.ExportSource('run', {'': 'nano'}, '1', 'model'), made(), Path('killed-atif'))\n"
     )
     for form in ("parquet", "atif"):
         with subprocess.Popen(
@@ -203,7 +203,7 @@ def test_no_half_written_export_is_left(run: Path, tmp_path: Path, monkeypatch: 
             assert child.stdout is not None
             assert child.stdout.readline() == "\n"
             child.send_signal(signal.SIGKILL)
-        assert not (tmp_path / "new").exists()
+        assert not (tmp_path / f"killed-{form}").exists()
 
 
 @pytest.mark.parametrize(

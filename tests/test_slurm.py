@@ -130,6 +130,15 @@ def test_nodes_serve_replicas_of_one_server_behind_a_tunnel(cluster: Cluster) ->
     assert not Path(private).parent.exists()
 
 
+def test_a_single_serving_node_has_no_replicas(cluster: Cluster) -> None:
+    more = {"MODEL": "/models/m", "VLLM_PYTHON": "python-vllm", "VLLM_ARGS": "--tensor-parallel-size 4"}
+    done = cluster.submit("nodes.sh", "a.toml", "run.steps=0", **more)
+    assert done.returncode == 0, done.stderr
+    [server] = cluster.called("vllm")
+    assert server.endswith(" crrl_worker.Extension --tensor-parallel-size 4")
+    assert " engine.options.url=http://127.0.0.1:8000 " in cluster.called("crrl")[-1]
+
+
 @pytest.mark.parametrize(
     ("script", "program", "log", "more"),
     [

@@ -492,6 +492,11 @@ async def test_unknown_addresses_are_not_found(url: str) -> None:
         assert (status, text) == (404, "page not found\n"), path
 
 
+async def test_a_fault_in_a_page_is_no_missing_page(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Site, "reports", lambda site: {}["broken"])
+    assert (await get(f"{url}/index.html"))[0] == 500
+
+
 async def test_the_command_serves_until_it_is_interrupted(maker: RunMaker) -> None:
     crrl = Path(sys.executable).parent / "crrl"
     process = await asyncio.create_subprocess_exec(
@@ -513,7 +518,10 @@ VERDICT = (
 )
 FOREIGN = {
     "an episode without its group": '{"type":"episode","id":"x"}',
+    "scores that are none": VERDICT % '"ending":"done","scores":null',
     "a score that is not finite": VERDICT % '"ending":"done","scores":[{"name":"a","value":NaN}]',
+    "an ending of another version": VERDICT % '"ending":"exploded","scores":[]',
+    "a step without a number": '{"type":"step","episodes":[]}',
     "nested too deep": "[" * 100_000,
 }
 

@@ -119,6 +119,7 @@ HALF, ORACLE = "inspect/half.eval", "harbor/oracle/t0__QKEyWKq/result.json"
             "is not read as JSON",
         ),
         ("inspect/graded.eval", lambda logs: None, "sample me__r0-1, epoch 1 has no 'resolved' that is true or false"),
+        ("inspect/two.eval", lambda logs: None, "no 'resolved' that is true or false: it is null"),
         ("harbor/both", lambda logs: None, "holds 2 policies"),
         ("harbor/oracle", lambda logs: logs.update({ORACLE: None}), "has 7 of 8 trials"),
         ("harbor/oracle", lambda logs: logs[ORACLE].update(verifier_result=None), "neither reward nor exception"),

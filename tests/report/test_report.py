@@ -22,7 +22,7 @@ from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import Site, export_figures, format_csv
 from coderepairrl.report.analysis import Report, compare_runs, list_differences
-from coderepairrl.report.charts import make_outcome_panels
+from coderepairrl.report.charts import make_curve_panel, make_outcome_panels
 from coderepairrl.report.kit import PageContext
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import convert_to_pdf, draw_figure
@@ -131,6 +131,7 @@ def test_the_verdict_comes_first_then_the_table_then_a_chart_for_each_score(run:
     titles = [panel.title for panel in make_outcome_panels([found])]
     assert titles.count("tests passing") == titles.count("patch_lines") == 1
     assert not any("non-empty patch" in title for title in titles)
+    assert text.count("per non-empty patch") > 2 and "empty patches" in text
 
 
 def test_counts_are_those_of_the_log(run: Path) -> None:
@@ -297,6 +298,17 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
         assert message in str(CliRunner().invoke(app, [*arguments[:2], *arguments[3:], *wrong]).exception)
 
 
+def test_a_panel_speaks_of_dots_only_if_it_has_some(tmp_path: Path) -> None:
+    made = RunMaker(tmp_path / "run")
+    made.start()
+    made.step(1)
+    made.evaluate(1, "greedy")
+    assert "dots" not in make_curve_panel(Site([made.folder.path]).reports(), "reward").note
+    made.evaluate(1)
+    assert "dots: held-out tasks" in make_curve_panel(Site([made.folder.path]).reports(), "reward").note
+    made.log.close()
+
+
 @pytest.mark.parametrize(
     ("option", "other"),
     [("--baseline=junk=0.04", "--figure"), ("--port=8000", "--serve"), ("--flow-calls=2", "--thesis")],
@@ -348,6 +360,14 @@ def test_any_values_make_a_figure(values: list[float], kind: str, alpha: float |
         root = parse_svg(draw_figure([panel, panel, panel], columns=2, standalone=standalone))
         assert "title" in list_svg_texts(root)
         assert ("not measured" in list_svg_texts(root)) == (not series.points)
+
+
+def test_hostile_names_are_text_in_figures() -> None:
+    evil = "</svg><script>alert(1)</script>\x00\x1b\u202e&\"'"
+    panel = Panel(evil, [Series(evil, [1], [1.0])], note=evil, baselines=[Baseline(evil, 0.5)])
+    svg = draw_figure([panel], standalone=True)
+    assert "<script" not in svg and "\u202e" not in svg
+    assert sum("<script>" in text for text in list_svg_texts(parse_svg(svg))) == 4
 
 
 def test_intervals_baselines_and_both_schemes_are_drawn() -> None:

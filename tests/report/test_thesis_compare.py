@@ -301,6 +301,9 @@ def test_runs_of_one_name_have_their_own_figures_and_damage_is_told(tmp_path: Pa
     reports = Site(paths).reports()
     assert len({each.name for each in reports}) == 2 == len(list((tmp_path / "out").glob("ties*.svg")))
     assert "a/p/same: The log&#39;s last line is incomplete" in page
+    (tmp_path / "out" / "ties-mine.svg").write_text("mine")
+    write_thesis(Site(paths[:1]), tmp_path / "out")
+    assert sorted(each.name for each in (tmp_path / "out").glob("ties*.svg")) == ["ties-mine.svg", "ties.svg"]
     figures = make_figures([replace(read_thesis_run(paths[1]), report=report) for report in reports])
     assert len({figure.name for figure in figures}) == len(figures)
 

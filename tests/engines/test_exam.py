@@ -1,4 +1,4 @@
-"""The tiny engine passes the exam, and the exam fails engines that deserve it."""
+"""The tiny engine passes the exam, and the exam catches broken engines."""
 
 from __future__ import annotations
 
@@ -14,56 +14,50 @@ import pytest
 
 from coderepairrl.checks import engine as exam
 from coderepairrl.checks.engine import QUESTIONS, Finding, Reference, examine_engine
-from coderepairrl.engines.tiny import Tiny, TinyEngine
+from coderepairrl.engines.tiny import TinyEngine
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.types import Chunk, Sampling
 
+from .conftest import start_tiny
 from .test_model import LLAMA3, build
 
 
 async def test_tiny_passes(engine: TinyEngine, miniature: Path, reference: Reference, tmp_path: Path) -> None:
     checks = await examine_engine(engine, miniature, reference=reference, work=tmp_path)
     assert [check.name for check in checks] == list(QUESTIONS)
-    assert [check for check in checks if not check.ok] == []
+    assert find_failed(checks) == set()
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("threads", "changes"),
     [
-        {"model_type": "llama", "rope_parameters": LLAMA3},
-        {"model_type": "mistral", "sliding_window": 48},
-        {"model_type": "qwen2", "tie_word_embeddings": False},
-        {"model_type": "seed_oss"},
+        (1, {"model_type": "llama", "rope_parameters": LLAMA3}),
+        (1, {"model_type": "mistral", "sliding_window": 48}),
+        (2, {"model_type": "qwen2", "tie_word_embeddings": False}),
+        (1, {"model_type": "seed_oss"}),
     ],
-    ids=lambda changes: changes["model_type"],
+    ids=["llama", "mistral", "qwen2, 2 threads", "seed_oss"],
 )
-async def test_every_architecture_passes(changes: dict[str, Any], tmp_path: Path) -> None:
-    assert await failures(tmp_path, **changes) == []
-
-
-async def test_two_threads_pass(tmp_path: Path) -> None:
-    assert await failures(tmp_path, threads=2, model_type="qwen2") == []
-
-
-async def failures(folder: Path, *, threads: int = 1, **changes: Any) -> list[Finding]:
-    """What a random model fails, beside the real learner."""
-    model = folder / "model"
+async def test_every_architecture_passes(threads: int, changes: dict[str, Any], tmp_path: Path) -> None:
+    """The reference is the real learner."""
+    model = tmp_path / "model"
     build(model, max_position_embeddings=4096, **changes)
     settings = LearnSettings(algorithm="grpo", lr=1e-3, old_logprobs="recomputed")
-    learner = await Learner.start(model, settings, log_dir=folder, publish_dir=folder)
+    learner = await Learner.start(model, settings, log_dir=tmp_path, publish_dir=tmp_path)
     try:
-        engine = await Tiny(slots=16, threads=threads).start(model, log_dir=folder)
-        try:
-            checks = await examine_engine(engine, model, reference=learner.logprobs, work=folder)
-        finally:
-            await engine.close()
+        async with start_tiny(model, tmp_path, slots=16, threads=threads) as engine:
+            checks = await examine_engine(engine, model, reference=learner.logprobs, work=tmp_path)
     finally:
         await learner.close()
-    return [check for check in checks if not check.ok]
+    assert find_failed(checks) == set()
+
+
+def find_failed(checks: list[Finding]) -> set[str]:
+    return {f"{check.name}: {check.detail}" for check in checks if not check.ok}
 
 
 class Stopped(TinyEngine):
-    """It sleeps by being stopped; requests wait in its pipe."""
+    """Sleeps by SIGSTOP; requests wait in its pipe."""
 
     async def sleep(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
@@ -72,27 +66,26 @@ class Stopped(TinyEngine):
         os.kill(self.pid, signal.SIGCONT)
 
     async def health(self) -> Mapping[str, float]:
-        """As the last one before it was stopped."""
         if psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
             self.told = await super().health()
         return self.told
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         loading = asyncio.create_task(super().load(path, version, checksum))
-        await asyncio.sleep(0)  # it waits in the pipe with the requests, and comes before their first token
+        await asyncio.sleep(0)  # so that the command is in the pipe before the engine wakes
         await self.wake()
         return await loading
 
 
 class Restless(Stopped):
-    """It does not sleep."""
+    """Does not sleep."""
 
     async def sleep(self) -> None:
         self.told = await super().health()
 
 
 class Greedy(Stopped):
-    """What it wakes up with is not what it fell asleep with: it keeps a version to itself."""
+    """Acknowledges a version loaded during its sleep without loading it."""
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
@@ -105,7 +98,7 @@ class Greedy(Stopped):
     ("kind", "said"),
     [(Stopped, ""), (Restless, "it samples while it sleeps"), (Greedy, "versions")],
 )
-async def test_what_sleeps_is_asked(
+async def test_an_engine_that_does_not_sleep_as_it_says_is_caught(
     kind: type[TinyEngine],
     said: str,
     miniature: Path,
@@ -113,23 +106,13 @@ async def test_what_sleeps_is_asked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That question alone: awake, they are the tiny engine, which passes."""
-    monkeypatch.setattr(exam, "QUESTIONS", {})
-
-    class Sleeper(Tiny):
-        engine = kind
-
-    engine = await Sleeper(slots=16, context=512).start(miniature, log_dir=tmp_path)
-    try:
-        *_, last = await examine_engine(engine, miniature, reference=reference, work=tmp_path, sleeps=True)
-    finally:
-        os.kill(engine.pid, signal.SIGCONT)
-        await engine.close()
-    assert last.name.startswith("requests survive a sleep") and last.ok == (not said) and said in last.detail, last
-
-
-def failed(checks: list[Finding]) -> set[str]:
-    return {check.name for check in checks if not check.ok}
+    monkeypatch.setattr(exam, "QUESTIONS", {})  # awake, they are the tiny engine, which passes
+    async with start_tiny(miniature, tmp_path, kind, slots=16, context=512) as engine:
+        try:
+            [sleep] = await examine_engine(engine, miniature, reference=reference, work=tmp_path, sleeps=True)
+        finally:
+            os.kill(engine.pid, signal.SIGCONT)
+    assert sleep.name.startswith("requests survive a sleep") and sleep.ok == (not said) and said in sleep.detail, sleep
 
 
 class Forgetful(TinyEngine):
@@ -140,7 +123,7 @@ class Forgetful(TinyEngine):
 
 
 class Crowded(TinyEngine):
-    """Mixes up its neighbours: a request that is not alone is served with another's last id."""
+    """Changes the last id of a request that is not alone."""
 
     busy = 0
 
@@ -155,7 +138,7 @@ class Crowded(TinyEngine):
 
 
 class Hot(TinyEngine):
-    """Reports the logprobs of another temperature, samples one token too many, and never lets go."""
+    """Reports the logprobs of another temperature, and repeats the last chunk."""
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         chunks = [chunk async for chunk in super().generate(ids, sampling, seed)]
@@ -188,14 +171,7 @@ async def test_an_impostor_is_caught(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By each of these questions; what the others say of it is left open."""
     monkeypatch.setattr(exam, "QUESTIONS", {name: QUESTIONS[name] for name in QUESTIONS if name in caught_by})
-
-    class Spec(Tiny):
-        engine = impostor
-
-    engine = await Spec(context=256).start(miniature, log_dir=tmp_path)
-    try:
-        assert failed(await examine_engine(engine, miniature, reference=reference, work=tmp_path)) == caught_by
-    finally:
-        await engine.close()
+    async with start_tiny(miniature, tmp_path, impostor, context=256) as engine:
+        checks = await examine_engine(engine, miniature, reference=reference, work=tmp_path)
+    assert {check.name for check in checks if not check.ok} == caught_by

@@ -1,4 +1,4 @@
-"""The forward pass: transformers' logits, and rows whose bits nothing around them can change."""
+"""The forward pass gives transformers' logits, and a row's bits do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from coderepairrl.engines.tiny import model as model_module
 from coderepairrl.engines.tiny.config import ModelConfig
@@ -17,7 +16,7 @@ from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.engines.tiny.scheduler import Piece
 from coderepairrl.engines.tiny.server import check_weights, read_weights
 from coderepairrl.errors import ConfigError, EngineFault
-from coderepairrl.sync.weights import list_weight_files as weights_of
+from coderepairrl.sync.weights import list_weight_files
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -29,13 +28,8 @@ LLAMA3 = {
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "tied, two heads per key": {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
-    "untied, no grouping": {
-        "hidden_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
-    "odd sizes": {
+    "odd sizes, biases": {
+        "attention_bias": True,
         "hidden_size": 96,
         "intermediate_size": 100,
         "num_attention_heads": 6,
@@ -47,8 +41,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "llama",
         "rope_parameters": LLAMA3,
     },
-    "Llama with every bias, slowed": {
+    "Llama, no grouping, all biases, slowed": {
         "model_type": "llama",
+        "num_key_value_heads": 2,
         "tie_word_embeddings": False,
         "attention_bias": True,
         "mlp_bias": True,
@@ -61,7 +56,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 192,
         "tie_word_embeddings": False,
     },
-    "Qwen3 with biases": {"attention_bias": True},
 }
 
 
@@ -96,7 +90,7 @@ def build(folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "1GB
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_logits_are_transformers_and_rows_do_not_know_their_neighbours(
+def test_logits_are_those_of_transformers_and_do_not_depend_on_other_rows(
     shape: dict[str, Any], packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_module, "PACK_BYTES", 0 if packed else 2**25)
@@ -113,7 +107,7 @@ def test_logits_are_transformers_and_rows_do_not_know_their_neighbours(
         with torch.inference_mode():
             torch.testing.assert_close(alone[-1], theirs(torch.tensor([ids])).logits[0], atol=1e-5, rtol=0)
     for _ in range(3):
-        mixed = in_random_company(model, weights, sequences, rng)
+        mixed = compute_in_pieces(model, weights, sequences, rng)
         assert all(same(a, b) for a, b in zip(alone, mixed, strict=True))
 
 
@@ -125,7 +119,7 @@ def load(folder: Path) -> Weights:
 
 def test_shards_of_bfloat16_are_computed_in_fp32(tmp_path: Path) -> None:
     theirs = build(tmp_path, dtype=torch.bfloat16, shard="100KB", model_type="llama")
-    assert len(weights_of(tmp_path)) > 1
+    assert len(list_weight_files(tmp_path)) > 1
     model = TinyModel(ModelConfig.read(tmp_path), slots=1, context=64)
     ids = list(range(40))
     with torch.inference_mode():
@@ -135,24 +129,9 @@ def test_shards_of_bfloat16_are_computed_in_fp32(tmp_path: Path) -> None:
             atol=1e-5,
             rtol=0,
         )
-    weights_of(tmp_path)[1].unlink()
+    list_weight_files(tmp_path)[1].unlink()
     with pytest.raises(EngineFault, match="no weights"):
         load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}, "adds model.layers.0.*freq"),
-        ({"model.norm.weight": torch.ones(64, dtype=torch.int8)}, "model.norm.weight is I8"),
-        ({"model.norm.weight": torch.ones(63)}, r"model.norm.weight is \(63,\), not \(64,\)"),
-    ],
-)
-def test_what_is_left_over_is_refused_by_name(change: Any, message: str, miniature: Path, tmp_path: Path) -> None:
-    tensors = load_file(miniature / "model.safetensors")
-    save_file(tensors | change, tmp_path / "model.safetensors")
-    with pytest.raises(EngineFault, match=message):
-        check_weights(ModelConfig.read(miniature), tmp_path)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -160,7 +139,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) if torch.backends.mkl.is_available() else torch.allclose(a, b, atol=1e-5, rtol=0)
 
 
-def in_random_company(model: TinyModel, weights: Weights, sequences: list[list[int]], rng: random.Random) -> list[Any]:
+def compute_in_pieces(model: TinyModel, weights: Weights, sequences: list[list[int]], rng: random.Random) -> list[Any]:
     """Logits of every token, computed in random pieces that share their passes with other sequences' pieces."""
     slots = rng.sample(range(model.slots), len(sequences))
     at = [0] * len(sequences)
@@ -185,29 +164,14 @@ def in_random_company(model: TinyModel, weights: Weights, sequences: list[list[i
     return [torch.stack(rows) for rows in logits]
 
 
-def test_what_is_copied_or_wiped_is_whole(tmp_path: Path) -> None:
-    build(tmp_path, **SHAPES["odd sizes"])
-    config = ModelConfig.read(tmp_path)
-    weights = load(tmp_path)
-    model = TinyModel(config, slots=3, context=256)
-    ids = [random.Random(3).randrange(265) for _ in range(150)]
-    truth = model.forward(weights, ids, [Piece(0, 0, 150)], [149])
-    model.copy(0, 2, 149)
-    assert same(model.forward(weights, ids[149:], [Piece(2, 149, 1)], [0]), truth)
-    model.wipe(2, 150)
-    assert not same(model.forward(weights, ids[149:], [Piece(2, 149, 1)], [0]), truth)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "is GemmaForCausalLM"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type='yarn'"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types={'sliding_attention'}"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters={'full_attention'}"),
         ({"vocab_size": None}, "NoneType"),
-        ({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3Moe"),
     ],
 )
 def test_other_models_are_refused(miniature: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -216,10 +180,8 @@ def test_other_models_are_refused(miniature: Path, tmp_path: Path, change: dict[
         ModelConfig.read(tmp_path)
 
 
-def test_the_old_and_the_new_place_of_rope_theta(miniature: Path, tmp_path: Path) -> None:
+def test_rope_theta_is_read_where_transformers_4_writes_it(miniature: Path, tmp_path: Path) -> None:
     raw = json.loads((miniature / "config.json").read_text())
     raw.pop("rope_parameters", None)
     (tmp_path / "config.json").write_text(json.dumps(raw | {"rope_theta": 12345.0}))
     assert ModelConfig.read(tmp_path).rope_theta == 12345.0
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"rope_parameters": {"rope_theta": 54321.0}}))
-    assert ModelConfig.read(tmp_path).rope_theta == 54321.0

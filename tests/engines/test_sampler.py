@@ -1,4 +1,4 @@
-"""Drawing tokens: the right distribution, whatever truncation, and a logprob that is never truncated."""
+"""Tokens are drawn from the right distribution; truncation never changes their logprobs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from coderepairrl.types import Sampling
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -30.0])
 
 
-def shares(sampling: Sampling, count: int = 20_000) -> torch.Tensor:
-    """How often each token is drawn from `LOGITS`."""
+def draw_shares(sampling: Sampling, count: int = 20_000) -> torch.Tensor:
+    """Share of each token among `count` draws from `LOGITS`."""
     ids, _ = sample_tokens(LOGITS.expand(count, -1), [sampling] * count, draw_uniforms(11, count))
     return torch.bincount(torch.tensor(ids), minlength=len(LOGITS)) / count
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
+def test_tokens_are_drawn_with_the_probabilities_of_the_softmax(temperature: float) -> None:
     expected = (LOGITS / temperature).softmax(-1)
     error = (expected * (1 - expected) / 20_000).sqrt()
-    assert (shares(Sampling(temperature=temperature)) - expected).abs().le(5 * error + 1e-9).all()
+    assert (draw_shares(Sampling(temperature=temperature)) - expected).abs().le(5 * error + 1e-9).all()
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
     ],
 )
 def test_truncation_keeps_the_top(sampling: Sampling, kept: int) -> None:
-    probabilities = LOGITS.softmax(-1)  # .56 .21 .12 .08 .03 and nothing
-    drawn = shares(sampling)
+    probabilities = LOGITS.softmax(-1)  # .56 .21 .12 .08 .03 and almost 0
+    drawn = draw_shares(sampling)
     assert (drawn[:kept] > 0).all() and (drawn[kept:] == 0).all()
     expected = probabilities[:kept] / probabilities[:kept].sum()
     assert (drawn[:kept] - expected).abs().max() < 0.02
@@ -80,7 +80,7 @@ def test_a_truncated_row_changes_no_other_of_a_large_vocabulary() -> None:
         assert first == alone[0]
 
 
-def test_the_ends_of_the_unit_interval() -> None:
+def test_the_smallest_and_largest_draw_select_possible_tokens() -> None:
     impossible = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]])
     assert sample_tokens(impossible, [Sampling()], [0.0])[0] == [1]
     assert sample_tokens(impossible, [Sampling()], [1.0 - 2.0**-52])[0] == [2]

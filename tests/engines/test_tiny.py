@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,35 +18,22 @@ from safetensors.numpy import load_file, save_file
 
 from coderepairrl.checks.engine import TOLERANCE, Reference
 from coderepairrl.engines import TinyEngine, make_engine
+from coderepairrl.engines.limits import check_request
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import ConfigError, EngineFault
-from coderepairrl.protocols import Engine
-from coderepairrl.registry import protocol_members
 from coderepairrl.types import Sampling
 
-from .conftest import ask, load_reference
+from .conftest import ask, load_reference, start_tiny
 
 LONG = Sampling(max_tokens=2000)
-
-alone = pytest.mark.asyncio(loop_scope="module")
-"""For tests of the `shared` engine: they run one after another in its event loop."""
 
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def reweighted(miniature: Path, target: Path, scale: float) -> Path:
-    """The miniature's weights, disturbed."""
-    rng = np.random.default_rng(5)
-    weights = load_file(miniature / "model.safetensors")
-    save_file({k: v + scale * rng.standard_normal(v.shape).astype(v.dtype) for k, v in weights.items()}, target)
-    return target
-
-
 async def test_requests_beyond_the_slots_wait_and_are_served(miniature: Path, tmp_path: Path) -> None:
-    engine = await Tiny(slots=2).start(miniature, log_dir=tmp_path)
-    try:
+    async with start_tiny(miniature, tmp_path, slots=2) as engine:
         answers = [asyncio.create_task(ask(engine, [n], Sampling(max_tokens=100), n)) for n in range(7)]
         seen = []
         while not all(task.done() for task in answers):
@@ -54,17 +42,17 @@ async def test_requests_beyond_the_slots_wait_and_are_served(miniature: Path, tm
         assert max(health["waiting"] for health in seen) >= 1
         assert [len(task.result()[0]) for task in answers] == [100] * 7
         assert (await engine.health())["generated_tokens"] == 700
-    finally:
-        await engine.close()
 
 
 async def test_in_flight_requests_are_recomputed_under_the_new_weights(
     engine: TinyEngine, miniature: Path, reference: Reference, tmp_path: Path
 ) -> None:
-    """Each logprob is what its version says of the whole sequence, not of a mixture of keys."""
-    other = tmp_path / "other"
+    """Each logprob is its version's for the whole sequence: keys of two versions are never mixed."""
+    other, rng = tmp_path / "other", np.random.default_rng(5)
     shutil.copytree(miniature, other)
-    weights = reweighted(miniature, other / "model.safetensors", 0.02)
+    weights = other / "model.safetensors"
+    old_values = load_file(miniature / "model.safetensors")
+    save_file({k: v + 0.02 * rng.standard_normal(v.shape).astype(v.dtype) for k, v in old_values.items()}, weights)
     stream = engine.generate([5, 6, 7], Sampling(max_tokens=300), 3)
     first = await anext(stream)
     assert await engine.load(weights, 4, digest(weights)) == 4
@@ -90,6 +78,7 @@ async def test_a_file_that_does_not_fit_changes_nothing(engine: TinyEngine, mini
         f"lacks {name}": {k: v for k, v in weights.items() if k != name},
         "adds surprise": weights | {"surprise": np.zeros(3, np.float32)},
         r"\(3, 3\), not": weights | {name: np.zeros((3, 3), np.float32)},
+        "up_proj.weight is I8": weights | {name: weights[name].astype(np.int8)},
         "not finite": weights | {name: np.full_like(weights[name], np.nan)},
         "differs from": weights | {"lm_head.weight": np.zeros_like(weights["model.embed_tokens.weight"])},
     }
@@ -116,7 +105,7 @@ async def test_weights_that_overflow_fail_the_request_and_not_the_engine(
     assert after[:2] == before[:2]
 
 
-async def test_a_dead_engine_fails_everybody_at_once_and_says_why(engine: TinyEngine) -> None:
+async def test_a_dead_engine_fails_all_requests_at_once_and_says_why(engine: TinyEngine) -> None:
     async def consume(seed: int) -> None:
         async for _ in engine.generate([1, 2, seed], LONG, seed):
             started.set()
@@ -145,19 +134,18 @@ async def test_closing_ends_the_child_and_open_requests(miniature: Path, tmp_pat
     await engine.close()
 
 
-@alone
-async def test_a_slow_consumer_misses_nothing_and_holds_up_nobody(shared: TinyEngine) -> None:
-    expected = await ask(shared, [9], Sampling(max_tokens=200), 2)
-    slow = shared.generate([9], Sampling(max_tokens=200), 2)
+async def test_a_slow_consumer_gets_all_tokens_and_delays_no_other_request(engine: TinyEngine) -> None:
+    expected = await ask(engine, [9], Sampling(max_tokens=200), 2)
+    slow = engine.generate([9], Sampling(max_tokens=200), 2)
     ids = [*(await anext(slow)).ids]
-    await ask(shared, [8], Sampling(max_tokens=200))
+    await ask(engine, [8], Sampling(max_tokens=200))
     ids += [token async for chunk in slow for token in chunk.ids]
     assert ids == expected[0]
 
 
-@alone
-async def test_what_cannot_be_served_is_refused(shared: TinyEngine) -> None:
-    cases: list[tuple[list[int], Sampling, str]] = [
+@pytest.mark.parametrize(
+    ("ids", "sampling", "message"),
+    [
         ([], Sampling(), "0 tokens"),
         ([0] * 4096, Sampling(), "no room"),
         ([1, 10_000], Sampling(), "vocabulary"),
@@ -166,28 +154,17 @@ async def test_what_cannot_be_served_is_refused(shared: TinyEngine) -> None:
         ([1], Sampling(temperature=math.nan), "temperature"),
         ([1], Sampling(top_p=0.0), "top_p"),
         ([1], Sampling(max_tokens=0), "max_tokens"),
-    ]
-    for ids, sampling, message in cases:
-        with pytest.raises(ValueError, match=message):
-            await ask(shared, ids, sampling)
+    ],
+)
+def test_an_invalid_request_is_refused(ids: list[int], sampling: Sampling, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_request(ids, sampling, context=4096, vocabulary=265)
 
 
-async def test_make(miniature: Path, tmp_path: Path) -> None:
-    engine = await make_engine("coderepairrl.engines.tiny:Tiny", context=128, kv_gib=0.01).start(
-        miniature, log_dir=tmp_path
-    )
-    assert protocol_members(Engine) <= {*dir(engine)} and engine.context == 128
-    await engine.close()
-    with pytest.raises(ConfigError, match="tinny") as caught:
-        make_engine("tinny")
-    assert "tiny" in caught.value.fix
-    with pytest.raises(ConfigError, match="slot"):
-        make_engine("tiny", slot=3)
-    for options in ({"kv_gib": 0.0001}, {"context": 100_000}, {"slots": 0}, {"context": 1}):
-        with pytest.raises(ConfigError, match=f"engine.options.{next(iter(options))}"):
-            await make_engine("tiny", **options).start(miniature, log_dir=tmp_path)
-        with pytest.raises(ConfigError, match=f"engine.options.{next(iter(options))}"):  # and without starting it
-            make_engine("tiny", **options).check_model(miniature)
+@pytest.mark.parametrize("options", [{"kv_gib": 0.0001}, {"context": 100_000}, {"slots": 0}, {"context": 1}])
+def test_invalid_options_are_refused_without_a_start(options: dict[str, Any], miniature: Path) -> None:
+    with pytest.raises(ConfigError, match=f"engine.options.{next(iter(options))}"):
+        make_engine("tiny", **options).check_model(miniature)
 
 
 async def test_a_child_that_cannot_start_says_why(miniature: Path, tmp_path: Path) -> None:

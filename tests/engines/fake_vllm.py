@@ -47,8 +47,6 @@ class State:
         self.asleep: set[str] = set()
         self.loras = 4
         """Adapters that it takes at once."""
-        self.pages: set[str] = set()
-        """Routes that answer with a proxy's page."""
         self.fails: dict[str, int] = {}
         """Routes that answer with 500, and how many calls before they do."""
         self.hangs: set[str] = set()
@@ -192,8 +190,6 @@ async def change(request: web.Request) -> web.Response:
     elif path == "/update_weight_version":
         state.weights = body["new_version"]
     elif path == "/v1/load_lora_adapter":
-        if "broken" in body["lora_path"]:
-            return error(400, "LoRA rank 64 is greater than max_lora_rank 16.")
         if body["lora_name"] in state.adapters:
             return error(400, f"The lora adapter '{body['lora_name']}' has already been loaded.")
         state.adapters[body["lora_name"]] = body["lora_path"]
@@ -207,8 +203,6 @@ async def change(request: web.Request) -> web.Response:
 
 async def tell(request: web.Request) -> web.Response:
     state: State = request.app[STATE]
-    if request.path in state.pages:
-        return web.Response(text="<html>the server is starting</html>", content_type="text/html")
     if request.path == "/health" and state.ill:
         return web.Response(status=503)
     if request.path == "/metrics":

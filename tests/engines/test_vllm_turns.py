@@ -1,6 +1,6 @@
-"""A server that sleeps while the learner has its GPU: our side, against a scripted server.
+"""A server that sleeps while the learner uses its GPU: the client, against a scripted server.
 
-The script proves nothing about vLLM itself: `test_vllm_real.py` asks the real one, as far as it sleeps on a CPU.
+`test_vllm_real.py` runs the real one, as far as it sleeps on a CPU.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.plan.devices import check_sleeps
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout.supervise import SupervisedEngine
+from coderepairrl.sync.weights import compute_checksum
 from coderepairrl.types import Sampling
 
 from . import fake_vllm
 from .conftest import ask
-from .test_vllm import adapter, env, joined, start, state, weights_named, wire
+from .test_vllm import copy_weights, env, joined, load, make_adapter, start, state, wire
 
 __all__ = ["env", "joined", "start", "wire"]
 TEN = Sampling(max_tokens=10)
 
 
-async def under_way(engine: Engine) -> AsyncIterator[tuple[int, int]]:
-    """A request that ends only after new weights; yields its (token, version) pairs."""
+async def generate_until_swap(engine: Engine) -> AsyncIterator[tuple[int, int]]:
+    """Yield the (token, version) pairs of a request that ends only after new weights."""
     async for chunk in engine.generate([fake_vllm.UNTIL_SWAP], TEN, 0):
         for token in chunk.ids:
             yield token, chunk.version
 
 
-async def test_a_request_is_carried_over_and_new_ones_wait(
+async def test_requests_survive_a_sleep_and_new_ones_wait(
     joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
-    held = under_way(joined)
+    held = generate_until_swap(joined)
     assert [await anext(held), await anext(held)] == [(0, 0), (1, 0)]
     await joined.sleep()
     assert state(wire).asleep == {"weights", "kv_cache"}
@@ -47,44 +48,38 @@ async def test_a_request_is_carried_over_and_new_ones_wait(
     waiting = asyncio.create_task(ask(joined, [1], TEN))
     await asyncio.sleep(0.1)
     assert not waiting.done() and len(state(wire).requests) == asked
-    path, checksum = weights_named(miniature, tmp_path / "new.safetensors")
     del state(wire).calls[:]
-    assert await joined.load(path, 1, checksum) == 1
+    assert await load(joined, copy_weights(miniature, tmp_path / "new.safetensors"), 1) == 1
     steps = [call.partition("?tags=")[0::2] for call in state(wire).calls]
     assert steps == [
         ("/wake_up", "weights"),
         ("/reset_prefix_cache?reset_running_requests=true", ""),
         ("/update_weight_version", ""),
         ("/wake_up", ""),
-    ], "weights are replaced before the cache is back, so that nothing is computed with old ones"
+    ], "weights are replaced before the cache wakes, so that nothing is computed with old ones"
     assert [pair async for pair in held] == [(token, 1) for token in range(2, 10)]
     assert (await waiting)[2] == [1] * 10
 
 
-async def test_adapters_come_after_a_server_is_awake(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
-    await joined.load(*numbered(*adapter(tmp_path / "a"), 1))
+async def test_adapters_are_loaded_after_waking(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
+    await load(joined, make_adapter(tmp_path / "a"), 1)
     await joined.sleep()
     waiting = asyncio.create_task(ask(joined, [1], TEN))
     await asyncio.sleep(0.05)
-    await joined.load(*numbered(*adapter(tmp_path / "b"), 2))
-    assert (await waiting)[2] == [2] * 10, "what came while it slept has the new adapter"
+    await load(joined, make_adapter(tmp_path / "b"), 2)
+    assert (await waiting)[2] == [2] * 10, "a request from its sleep has the new adapter"
     calls = [call for call in state(wire).calls if "lora" in call or "wake" in call]
     assert calls[-2:] == ["/wake_up", "/v1/load_lora_adapter"] or calls[-3:-1] == ["/wake_up", "/v1/load_lora_adapter"]
     health = await joined.health()
     assert health["sleep_seconds"] > 0 and health["wake_seconds"] > 0
 
 
-def numbered(path: Path, checksum: str, version: int) -> tuple[Path, int, str]:
-    return path, version, checksum
-
-
 async def test_refused_weights_leave_it_awake_with_the_old_ones(
     joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
-    path, checksum = weights_named(miniature, tmp_path / "new.safetensors")
     await joined.sleep()
-    with pytest.raises(EngineFault):
-        await joined.load(path, 1, checksum[::-1])
+    with pytest.raises(EngineFault, match="has SHA-256"):
+        await joined.load(copy_weights(miniature, tmp_path / "new.safetensors"), 1, "0" * 64)
     assert not state(wire).asleep and (await ask(joined, [1], TEN))[2] == [0] * 10
     await joined.sleep()
     await joined.wake()
@@ -93,10 +88,10 @@ async def test_refused_weights_leave_it_awake_with_the_old_ones(
 
 
 @pytest.mark.parametrize(("route", "after"), [("/sleep", 0), ("/wake_up", 0), ("/wake_up", 1)])
-async def test_a_refused_switch_is_a_fault_with_its_cause_and_another_server_has_the_weights(
+async def test_a_server_that_cannot_sleep_or_wake_is_replaced_with_the_new_weights(
     route: str, after: int, miniature: Path, tmp_path: Path
 ) -> None:
-    """Also the second part of a waking: weights are there, the cache is not."""
+    """Also if the weights wake and the cache does not."""
     servers: list[TestServer] = []
 
     async def begin() -> Engine:
@@ -108,17 +103,17 @@ async def test_a_refused_switch_is_a_fault_with_its_cause_and_another_server_has
     said: list[str] = []
     engine = SupervisedEngine(await begin(), begin, restarts=2, on_death=said.append)
     state(servers[0]).fails[route] = after
-    held = under_way(engine)
+    held = generate_until_swap(engine)
     await anext(held)
-    path, checksum = weights_named(miniature, tmp_path / "new.safetensors")
+    path = copy_weights(miniature, tmp_path / "new.safetensors")
     await engine.sleep()
     waiting = asyncio.create_task(ask(engine, [1], TEN))
     await asyncio.sleep(0.1)
-    assert len(servers) == 1, "the GPU is the learner's: no server is started on it"
-    assert await engine.load(path, 1, checksum) == 1
+    assert len(servers) == 1, "while the learner uses the GPU no server starts on it"
+    assert await engine.load(path, 1, compute_checksum(path)) == 1
     with pytest.raises(EngineFault, match="CUDA out of memory"):
         [pair async for pair in held]
-    assert (await waiting)[2] == [1] * 10, "nobody else notices"
+    assert (await waiting)[2] == [1] * 10, "other requests do not notice"
     assert (await engine.health())["restarts"] == 1 and len(servers) == 2
     assert [why for why in said if "CUDA out of memory" in why] == said and len(said) == 1
     await engine.close()
@@ -127,7 +122,7 @@ async def test_a_refused_switch_is_a_fault_with_its_cause_and_another_server_has
 
 
 @pytest.mark.parametrize("when", ["falling asleep", "asleep"])
-async def test_who_waits_for_a_slot_learns_that_the_server_died(
+async def test_requests_that_wait_for_a_slot_fail_when_the_server_dies(
     when: str, wire: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
     engine = await Vllm(url=str(wire.make_url("/")), slots=1).start(miniature, log_dir=tmp_path)
@@ -149,7 +144,7 @@ async def test_who_waits_for_a_slot_learns_that_the_server_died(
     await engine.close()
 
 
-async def test_who_waits_learns_that_a_sleeping_engine_was_closed(joined: VllmEngine) -> None:
+async def test_waiting_requests_fail_when_a_sleeping_engine_is_closed(joined: VllmEngine) -> None:
     await joined.sleep()
     waiting = asyncio.create_task(ask(joined, [1], TEN))
     await asyncio.sleep(0.05)
@@ -159,7 +154,7 @@ async def test_who_waits_learns_that_a_sleeping_engine_was_closed(joined: VllmEn
             await waiting
 
 
-async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestServer) -> None:
+async def test_a_server_that_hangs_as_it_wakes_is_given_up(joined: VllmEngine, wire: TestServer) -> None:
     await joined.sleep()
     joined.server.patience = 0.3
     state(wire).hangs.add("/wake_up")
@@ -169,7 +164,7 @@ async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestSer
         await ask(joined, [1], TEN)
 
 
-def test_what_is_not_ours_is_not_put_to_sleep() -> None:
+def test_a_joined_server_is_not_put_to_sleep() -> None:
     with pytest.raises(ConfigError, match="cannot sleep") as caught:
         check_sleeps(Vllm(url="http://localhost:1"))
     assert "others may use" in caught.value.fix

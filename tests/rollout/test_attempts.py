@@ -1,4 +1,4 @@
-"""What an attempt is: its seeds, its limits, its place in the log, and who answers it."""
+"""An attempt: its seeds, its records in the log, its workspace, and the model that answers."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def source(miniature: Path) -> PolicySource:
     return PolicySource(codec, ScriptedEngine(lambda ids, sampling, seed: [5 + seed % 90, *codec.stop_ids[:1]]))
 
 
-async def groups(rollout: Rollout, *tasks: Task, step: int = 1, attempts: int = 2, **more: Any) -> list[Group]:
+async def run_groups(rollout: Rollout, *tasks: Task, step: int = 1, attempts: int = 2, **more: Any) -> list[Group]:
     chosen = plan_groups("train", step, tasks, attempts, seed=0)
     return await make_groups(rollout, chosen, sampling=Sampling(), retries=0, **more)
 
 
 async def test_an_attempt_is_logged_as_it_happens(source: PolicySource, tmp_path: Path) -> None:
-    async with open_rollout(source, tmp_path, terms()) as made:
-        [group] = await groups(made, ONE, attempts=1)
+    async with open_rollout(source, tmp_path, terms()) as rollout:
+        [group] = await run_groups(rollout, ONE, attempts=1)
     assert [record["type"] for record in read_records(tmp_path / "log.jsonl")] == ["episode", "turn", "turn", "verdict"]
     [episode] = group.episodes
     assert (episode.ending, episode.reason, episode.reward) == (Ending.DONE, "submitted", 1.0)
@@ -52,22 +52,22 @@ async def test_an_attempt_is_logged_as_it_happens(source: PolicySource, tmp_path
     assert set(episode.timings) == {"sandbox", "diff", "generate", "tools", "reward", "total"}
 
 
-async def test_every_attempt_has_seeds_of_its_own_and_the_same_ones_again(source: PolicySource, tmp_path: Path) -> None:
-    """A step may have a task twice: its attempts are then as different from each other as any."""
-    asked: Any = source.engine.requests  # type: ignore[attr-defined]
-    async with open_rollout(source, tmp_path, terms()) as made:
-        await groups(made, ONE, OTHER, ONE)
-        first = [each.seed for each in asked]
+async def test_attempts_differ_in_seeds_and_a_repeated_step_has_the_same(source: PolicySource, tmp_path: Path) -> None:
+    """Also attempts at a task that a step has twice."""
+    requests: Any = source.engine.requests  # type: ignore[attr-defined]
+    async with open_rollout(source, tmp_path, terms()) as rollout:
+        await run_groups(rollout, ONE, OTHER, ONE)
+        first = [each.seed for each in requests]
         assert len(set(first)) == len(first) == 3 * 2 * 2
-        await groups(made, ONE, OTHER, ONE)
-        assert sorted(each.seed for each in asked[len(first) :]) == sorted(first)
-        await groups(made, ONE, step=2)
-        assert not {each.seed for each in asked[2 * len(first) :]} & set(first)
+        await run_groups(rollout, ONE, OTHER, ONE)
+        assert sorted(each.seed for each in requests[len(first) :]) == sorted(first)
+        await run_groups(rollout, ONE, step=2)
+        assert not {each.seed for each in requests[2 * len(first) :]} & set(first)
 
 
 async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(source: PolicySource, tmp_path: Path) -> None:
-    async with open_rollout(source, tmp_path, terms(ScriptedAgent([Wait(60.0)]))) as made:
-        working = asyncio.create_task(groups(made, ONE))
+    async with open_rollout(source, tmp_path, terms(ScriptedAgent([Wait(60.0)]))) as rollout:
+        working = asyncio.create_task(run_groups(rollout, ONE))
         await asyncio.sleep(0.2)
         working.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -76,19 +76,18 @@ async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(source: PolicySource, 
 
 
 async def test_an_interrupted_step_keeps_the_episodes_of_its_tasks_only(source: PolicySource, tmp_path: Path) -> None:
-    """Somebody has changed the file of tasks in between: what was done at another task is not taken for this one's."""
-    async with open_rollout(source, tmp_path, terms()) as made:
-        [before] = await groups(made, ONE)
+    """If the file of tasks has changed, an episode of another task is not used."""
+    async with open_rollout(source, tmp_path, terms()) as rollout:
+        [before] = await run_groups(rollout, ONE)
         tried = {(before.id, 0): 1, (before.id, 1): 1}
         for task, kept in ((ONE, True), (OTHER, False)):
-            [group] = await groups(made, task, finished=before.episodes, tried=tried)
+            [group] = await run_groups(rollout, task, finished=before.episodes, tried=tried)
             assert {episode.task_id for episode in group.episodes} == {task.id}
             assert (group.episodes == before.episodes) is kept
 
 
-async def test_a_workspace_is_judged_as_it_stands(source: PolicySource, tmp_path: Path) -> None:
-    """An empty folder is in no diff, and counts all the same. What the checks compare with is put back first, and no
-    process of the attempt lives on."""
+async def test_a_workspace_is_judged_as_the_agent_left_it(source: PolicySource, tmp_path: Path) -> None:
+    """An empty folder, which no diff has, counts. Files of the checks are restored first, and processes ended."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "expected").write_text("done\n")
@@ -101,23 +100,21 @@ async def test_a_workspace_is_judged_as_it_stands(source: PolicySource, tmp_path
         ("echo done > word", 0.0),
     ):
         agent = ScriptedAgent([Say("hello"), Shell(script), Say("more")])
-        async with open_rollout(source, tmp_path, AttemptSettings(agent, UnsafeLocal(), Limits(), judges)) as made:
-            [group] = await groups(made, task, attempts=1)
+        async with open_rollout(source, tmp_path, AttemptSettings(agent, UnsafeLocal(), Limits(), judges)) as rollout:
+            [group] = await run_groups(rollout, task, attempts=1)
         [episode] = group.episodes
         assert {score.name: score.value for score in episode.scores} == {"state_tests": value}, episode.fault
         assert b"word" in episode.patch and b"built" not in episode.patch
 
 
 @pytest.mark.parametrize("last", [Answer("Done."), Answer(status=401)], ids=["answers", "refuses"])
-async def test_somebody_elses_model_is_scored_and_never_trained_and_one_that_refuses_voids(
-    last: Answer, tmp_path: Path
-) -> None:
+async def test_a_remote_model_is_scored_but_not_trained_and_voids_if_it_refuses(last: Answer, tmp_path: Path) -> None:
     async with (
         ScriptedEndpoint([Answer("Hi."), last]) as model,
         Remote(model.endpoint().base_url, model="m", attempts=1) as remote,
-        open_rollout(remote, tmp_path, terms(phase="eval")) as made,
+        open_rollout(remote, tmp_path, terms(phase="eval")) as rollout,
     ):
-        episode = await made.run(PlannedAttempt(ONE, "eval", 0, "eval-one", 0, 7, Sampling(temperature=0.0)))
+        episode = await rollout.run(PlannedAttempt(ONE, "eval", 0, "eval-one", 0, 7, Sampling(temperature=0.0)))
     if last.status == 401:
         assert (episode.ending, episode.reason, episode.scores) == (Ending.VOID, "remote", ())
         assert "answered 401" in episode.fault

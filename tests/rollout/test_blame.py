@@ -1,4 +1,4 @@
-"""Training, `crrl fix` and the exam of programs blame alike: an agent that breaks in every way, driven through each."""
+"""Training, `crrl fix` and the exam of programs judge an agent alike, however it breaks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from coderepairrl.rollout.attempts import Attempt, make_attempt
 from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.fix import REPAIR, Repair, Repository, attempt_repair
-from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Episode, Limits, Sampling, Task
+from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Limits, Sampling, Task
 
 TASK = Task("toy/one", "repair it", "python", "dir:x", b"")
 LIMITS = Limits(calls=1, seconds=1.0)
@@ -34,20 +34,20 @@ SUBMITTED = AgentReport("submitted", log="that was all")
 
 
 class Way(NamedTuple):
-    """How an agent ends once it has asked, how that is judged, and what else is expected."""
+    """How an agent ends after its requests, and how that is judged."""
 
     end: Callable[[], object]
-    """What it returns, or raises if that is an error."""
+    """Returns its result, or the error that it raises."""
     ending: Ending
     reason: str
     exit: str = ""
-    """What `crrl fix` calls it; empty: it raises the fault."""
+    """Exit in `crrl fix`; empty if that raises the fault."""
     printed: str = ""
     asks: int = 1
     replies: int = 9
-    """Of the engine's, which dies then."""
-    insists: bool = False
-    """It ends so whatever became of its requests."""
+    """Replies of the engine before it dies."""
+    ignores_errors: bool = False
+    """Whether it ends so although a request failed."""
 
 
 def exit_3() -> AgentFault:
@@ -58,7 +58,7 @@ WAYS = {
     "submits": Way(lambda: SUBMITTED, Ending.DONE, "submitted", "submitted", "that was all"),
     "submits_unasked": Way(lambda: SUBMITTED, Ending.VOID, "agent", printed="that was all", asks=0),
     "submits_all_the_same": Way(
-        lambda: SUBMITTED, Ending.VOID, "engine", printed="that was all", asks=2, replies=1, insists=True
+        lambda: SUBMITTED, Ending.VOID, "engine", printed="that was all", asks=2, replies=1, ignores_errors=True
     ),
     "returns_nothing": Way(lambda: None, Ending.CRASH, "no report", "crash"),
     "raises": Way(lambda: ValueError("odd"), Ending.CRASH, "ValueError", "crash"),
@@ -77,7 +77,7 @@ WAYS = {
 
 
 class Breaks(Agent):
-    """A program by its own account, though it runs here."""
+    """Declares itself a program, but runs here."""
 
     name, placement = "breaks", "sandbox"
 
@@ -90,7 +90,7 @@ class Breaks(Agent):
             try:
                 await ScriptedAgent([Say("hello")] * self.way.asks).run(task, sandbox, endpoint)
             except GatewayFault:  # a program dies of an HTTP error
-                if not self.way.insists:
+                if not self.way.ignores_errors:
                     how = {"how": "exit 1", "printed": "an HTTP error"}
                     raise AgentFault("ended with exit code 1: an HTTP error", **how) from None
         end = self.way.end()
@@ -100,7 +100,7 @@ class Breaks(Agent):
 
 
 class Replies(EngineSpec):
-    """Says as much, and dies."""
+    """An engine that dies after `count` replies."""
 
     name = "replies"
 
@@ -111,28 +111,31 @@ class Replies(EngineSpec):
         return ScriptedEngine([[65, *tokens.load_codec(model).stop_ids[:1]]] * self.count)
 
 
-def words(fault: Fault | None) -> str:
+def format_fault(fault: Fault | None) -> str:
     return "" if fault is None else f"{type(fault).__name__}: {fault}"
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "_GRACE", 0.1)
     monkeypatch.setattr(exam, "_SHORT_SECONDS", 0.5)
 
 
 @pytest.mark.parametrize("name", WAYS)
-async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> None:
+async def test_training_and_fix_judge_alike(miniature: Path, tmp_path: Path, name: str) -> None:
     way, agent = WAYS[name], Breaks(name)
-    made = await attempted(agent, miniature)
-    assert (made.ending, made.reason, made.printed) == (way.ending, way.reason, way.printed), words(made.fault)
-    assert (made.fault is not None) == (made.ending is Ending.VOID)
+    result = await attempt(agent, miniature)
+    message = format_fault(result.fault)
+    assert (result.ending, result.reason, result.printed) == (way.ending, way.reason, way.printed), message
+    assert (result.fault is not None) == (result.ending is Ending.VOID)
 
-    episode = await trained(agent, miniature, tmp_path)
-    assert (episode.ending, episode.reason, episode.printed) == (made.ending, made.reason, made.printed)
-    assert (episode.fault, episode.patch) == (words(made.fault), made.patch)
-    assert bool(episode.scores) == (made.fault is None)
-    assert not episode.calls_known, "a program does not say which tools it called, nor does one that broke"
+    terms = AttemptSettings(agent, ScriptedBackend(), LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})
+    async with open_rollout(await make_source(agent, miniature), tmp_path, terms) as rollout:
+        episode = await rollout.run(PlannedAttempt(TASK, "train", 1, "toy/one-1", 0, 0, Sampling()))
+    assert (episode.ending, episode.reason, episode.printed) == (result.ending, result.reason, result.printed)
+    assert (episode.fault, episode.patch) == (message, result.patch)
+    assert bool(episode.scores) == (result.fault is None)
+    assert not episode.calls_known, "a program does not report its tool calls, nor does a broken one"
 
     options = ["agent=test_blame:Breaks", f"agent.options.way={name}", "engine=test_blame:Replies"]
     options += [f"engine.options.count={way.replies}", "rollout.calls=1", "rollout.seconds=1"]
@@ -143,60 +146,54 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
     try:
         patch, facts = await attempt_repair(plan)
     except Fault as fault:
-        assert words(fault) == words(made.fault)
+        assert format_fault(fault) == message
     else:
-        assert (facts["exit"], patch, made.fault) == (way.exit, made.patch, None)
+        assert (facts["exit"], patch, result.fault) == (way.exit, result.patch, None)
 
 
 @pytest.mark.parametrize(
     "name", sorted(WAYS.keys() - {"overruns", "is_refused_late", "loses_the_gateway", "loses_the_sandbox"})
 )
-async def test_and_so_does_the_exam(miniature: Path, name: str) -> None:
-    """Who asked an endpoint that is broken is not blamed, however it ended; who never asked is."""
-    made = await attempted(Breaks(name), miniature)
+async def test_so_does_the_exam_of_programs(miniature: Path, name: str) -> None:
+    """A program that asked a broken endpoint is not blamed; one that never asked is."""
+    result = await attempt(Breaks(name), miniature)
     checks = {check.name: check for check in await exam.examine_agent_program(Breaks(name), ScriptedBackend())}
     ended, broken = checks["ends by itself"], checks["a broken endpoint is a fault"]
-    if made.reason != "engine":  # the exam's own does not die
-        assert ended.detail.partition(":")[0] == str(getattr(made.outcome, "exit", made.outcome)).partition(":")[0]
+    if result.reason != "engine":  # the exam's engine does not die
+        assert ended.detail.partition(":")[0] == str(getattr(result.outcome, "exit", result.outcome)).partition(":")[0]
     asks = name not in ("submits_unasked", "raises_first", "exits_first")
     assert broken.ok == asks and ("answered 401" in broken.detail) == asks
 
 
-async def source(agent: Breaks, model: Path) -> PolicySource:
+async def make_source(agent: Breaks, model: Path) -> PolicySource:
     engine = await Replies(agent.way.replies).start(model, log_dir=model)
     return PolicySource(tokens.load_codec(model), engine)
 
 
-async def attempted(
-    agent: Breaks, model: Path, standing: Any = None, task: Task = TASK, limits: Limits = LIMITS
+async def attempt(
+    agent: Breaks, model: Path, at_end: Any = None, task: Task = TASK, limits: Limits = LIMITS
 ) -> Attempt:
-    gateway = Gateway(await source(agent, model), sampling=Sampling(), on_turn=lambda *_: None)
-    async with gateway.listening() as made:
+    source = await make_source(agent, model)
+    async with Gateway(source, sampling=Sampling(), on_turn=lambda *_: None).listening() as gateway:
         return await make_attempt(
-            made, task, agent, ScriptedBackend(), name="one", limits=limits, seed=0, at_end=standing
+            gateway, task, agent, ScriptedBackend(), name="one", limits=limits, seed=0, at_end=at_end
         )
 
 
-async def test_the_time_of_a_task_ends_its_attempt_before_that_of_the_run(miniature: Path) -> None:
+async def test_the_time_limit_of_a_task_counts_if_it_is_shorter_than_the_runs(miniature: Path) -> None:
     limited = replace(TASK, limits={"seconds": 0.3})
-    made = await attempted(Breaks("overruns"), miniature, task=limited, limits=replace(LIMITS, seconds=30.0))
-    assert (made.ending, made.reason) == (Ending.LIMIT, "time") and made.seconds < 20
-
-
-async def trained(agent: Breaks, model: Path, folder: Path) -> Episode:
-    terms = AttemptSettings(agent, ScriptedBackend(), LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})
-    async with open_rollout(await source(agent, model), folder, terms) as rollout:
-        return await rollout.run(PlannedAttempt(TASK, "train", 1, "toy/one-1", 0, 0, Sampling()))
+    result = await attempt(Breaks("overruns"), miniature, task=limited, limits=replace(LIMITS, seconds=30.0))
+    assert (result.ending, result.reason) == (Ending.LIMIT, "time") and result.seconds < 20
 
 
 @pytest.mark.parametrize(
     ("name", "boundary"), [("submits", "gateway"), ("raises_first", "agent"), ("dies_with_the_engine", "engine")]
 )
-async def test_what_broke_first_is_blamed_and_not_what_is_done_with_the_workspace_then(
+async def test_the_first_fault_is_reported_and_not_a_later_one_of_the_workspace(
     miniature: Path, name: str, boundary: str
 ) -> None:
     async def fails(box: Sandbox, patch: bytes) -> None:
         raise GatewayFault("later")
 
-    made = await attempted(Breaks(name), miniature, fails)
-    assert (made.ending, made.reason, b"+x = 1" in made.patch) == (Ending.VOID, boundary, True)
+    result = await attempt(Breaks(name), miniature, fails)
+    assert (result.ending, result.reason, b"+x = 1" in result.patch) == (Ending.VOID, boundary, True)

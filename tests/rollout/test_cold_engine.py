@@ -1,4 +1,4 @@
-"""A cold engine is not the policy's fault: it is warmed up, and no token in time is a fault and no limit."""
+"""A cold engine is warmed up; an episode without any token in time is a fault, not a limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REQUEST = FirstRequest([{"role": "user", "content": TASK.prompt}])
 
 
 class Stalling(ScriptedEngine):
-    """Emits a token at a time. Its first reply of at most `stalled` tokens waits for `go` after `before` of them."""
+    """Emits single tokens; its first reply with `max_tokens=stalled` waits for `go` after `before` tokens."""
 
     def __init__(self, miniature: Path, *, stalled: int, before: int = 0) -> None:
         stop = tokens.load_codec(miniature).stop_ids[0]
@@ -51,26 +51,26 @@ class Stalling(ScriptedEngine):
 
     @property
     def asked(self) -> list[int]:
-        """The most tokens of each request."""
+        """`max_tokens` of each request."""
         return [request.sampling.max_tokens for request in self.requests]
 
 
 @asynccontextmanager
-async def attempts(engine: ScriptedEngine, miniature: Path, folder: Path, seconds: float) -> AsyncIterator[Rollout]:
+async def open_cold(engine: ScriptedEngine, miniature: Path, folder: Path, seconds: float) -> AsyncIterator[Rollout]:
     limits = Limits(seconds=seconds, turn_tokens=16)
     terms = AttemptSettings(
         ScriptedAgent([Say("hello")]), ScriptedBackend(), limits, {"train": [(ScriptedReward(), 1.0)]}
     )
-    rollout = {"concurrency": 2, "tasks_per_step": 1, "group_size": 2}
-    config = Config.model_validate({"run": {"name": "x"}, "rollout": rollout})
+    settings = {"concurrency": 2, "tasks_per_step": 1, "group_size": 2}
+    config = Config.model_validate({"run": {"name": "x"}, "rollout": settings})
     plan: Any = SimpleNamespace(config=config, kinds={"": terms}, eval_tasks={})
     source = PolicySource(tokens.load_codec(miniature), engine)
     with closing(Log(folder / "log.jsonl")) as log:
-        async with open_rollout(plan, source, log, folder / "socket", lambda _: None, lambda _: None) as made:
-            yield made
+        async with open_rollout(plan, source, log, folder / "socket", lambda _: None, lambda _: None) as rollout:
+            yield rollout
 
 
-def made(rollout: Rollout, attempt: int = 0) -> asyncio.Task[Episode]:
+def start_attempt(rollout: Rollout, attempt: int = 0) -> asyncio.Task[Episode]:
     return asyncio.create_task(
         rollout.run(PlannedAttempt(TASK, "train", 1, "toy-1", attempt, 0, Sampling(max_tokens=16)))
     )
@@ -78,8 +78,8 @@ def made(rollout: Rollout, attempt: int = 0) -> asyncio.Task[Episode]:
 
 async def test_attempts_begin_once_the_engine_has_answered(miniature: Path, tmp_path: Path) -> None:
     engine = Stalling(miniature, stalled=1)
-    async with attempts(engine, miniature, tmp_path, seconds=20.0) as rollout:
-        running = [made(rollout, attempt) for attempt in range(2)]
+    async with open_cold(engine, miniature, tmp_path, seconds=20.0) as rollout:
+        running = [start_attempt(rollout, attempt) for attempt in range(2)]
         while not engine.requests:
             await asyncio.sleep(0.01)
         assert not (tmp_path / "log.jsonl").read_text()
@@ -88,26 +88,26 @@ async def test_attempts_begin_once_the_engine_has_answered(miniature: Path, tmp_
     assert engine.asked == [1, 16, 16]
 
 
-async def test_no_token_in_time_is_a_fault_after_which_the_engine_is_warmed_up_again(
+async def test_an_episode_without_a_token_is_void_and_the_engine_is_warmed_up_again(
     miniature: Path, tmp_path: Path
 ) -> None:
     engine = Stalling(miniature, stalled=16)
-    async with attempts(engine, miniature, tmp_path, seconds=0.6) as rollout:
-        episode = await made(rollout)
+    async with open_cold(engine, miniature, tmp_path, seconds=0.6) as rollout:
+        episode = await start_attempt(rollout)
         assert (episode.ending, episode.reason) == (Ending.VOID, "engine")
         assert "no token was sampled in the episode's 0.6 seconds" in episode.fault
-        await made(rollout, 1)
-    assert [most for most, _ in groupby(engine.asked)] == [1, 16, 1, 16]
+        await start_attempt(rollout, 1)
+    assert [max_tokens for max_tokens, _ in groupby(engine.asked)] == [1, 16, 1, 16]
 
 
 async def test_time_that_runs_out_after_a_token_is_a_limit(miniature: Path, tmp_path: Path) -> None:
     engine = Stalling(miniature, stalled=16, before=1)
-    async with attempts(engine, miniature, tmp_path, seconds=0.5) as rollout:
-        episode = await made(rollout)
+    async with open_cold(engine, miniature, tmp_path, seconds=0.5) as rollout:
+        episode = await start_attempt(rollout)
     assert (episode.ending, episode.reason, episode.sampled) == (Ending.LIMIT, "time", 1)
 
 
-async def test_opening_a_sandbox_is_not_on_the_clock(miniature: Path) -> None:
+async def test_the_clock_of_a_session_can_start_after_its_sandbox_is_open(miniature: Path) -> None:
     source = PolicySource(tokens.load_codec(miniature), Stalling(miniature, stalled=0))
     async with Gateway(source, sampling=Sampling(), on_turn=lambda *_: None).listening() as gateway:
         session = gateway.open("one", limits=LIMITS, seed=0)

@@ -1,18 +1,19 @@
-"""Attempts by workers: what is the same as on one machine, what a lost worker costs, and where a Ray will not do."""
+"""Attempts by workers: the same episodes as on one machine, lost workers, and Ray clusters that cannot be used."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from rollouts import open_rollout, read_episodes
@@ -33,7 +34,6 @@ from coderepairrl.errors import (
 )
 from coderepairrl.gateway import PolicySource
 from coderepairrl.plan.terms import check_executor
-from coderepairrl.processes.meter import unix_time
 from coderepairrl.protocols import Agent, Engine, Sandbox
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import ray_cluster, ray_executor
@@ -51,7 +51,7 @@ LIMITS = Limits(calls=4, tokens=2000, seconds=20.0, turn_tokens=16)
 
 
 class Waits(Agent):
-    """Says something and then waits for a file that never comes."""
+    """Says something, and then never ends."""
 
     name, placement = "waits", "host"
 
@@ -66,7 +66,7 @@ def terms(agent: Agent) -> Mapping[str, AttemptSettings]:
     return {"": AttemptSettings(agent, backend, LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})}
 
 
-def lacking() -> Mapping[str, AttemptSettings]:
+def refuse_terms() -> Mapping[str, AttemptSettings]:
     raise PrerequisiteError("bubblewrap is not installed", fix="install it")
 
 
@@ -74,7 +74,7 @@ TALKS = ScriptedAgent([Say("Hello."), Write("a.py", "x = 1\n"), Say("Bye.")])
 
 
 class Wire(Connection):
-    """A worker in this process; all that travels is packed. `broken` is why it was lost."""
+    """Connection to a worker in this process; messages are pickled. `broken` is set once it is lost."""
 
     def __init__(self, worker: Worker, home: AsyncExitStack, name: str) -> None:
         self.name = name
@@ -87,12 +87,12 @@ class Wire(Connection):
         self.broken.exception()
 
     async def receive(self) -> Sequence[FromWorker]:
-        given = asyncio.create_task(self.worker.next_messages())
-        await asyncio.wait([given, self.broken], return_when=asyncio.FIRST_COMPLETED)
+        receiving = asyncio.create_task(self.worker.next_messages())
+        await asyncio.wait([receiving, self.broken], return_when=asyncio.FIRST_COMPLETED)
         if self.broken.done():
-            given.cancel()
+            receiving.cancel()
             self.broken.result()
-        messages: list[FromWorker] = pickle.loads(pickle.dumps(given.result()))
+        messages: list[FromWorker] = pickle.loads(pickle.dumps(receiving.result()))
         return messages
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
@@ -108,36 +108,26 @@ class Wire(Connection):
         return
 
 
-class Made:
-    """A run's parts, and what was said."""
+class Opened(NamedTuple):
+    """Parts of a run, and the messages for its user."""
 
-    def __init__(self, executor: RemoteExecutor, log: Log, wires: list[Wire], said: list[str]) -> None:
-        self.executor = executor
-        self.rollout = Rollout(executor=executor, log=log, concurrency=6)
-        self.wires = wires
-        self.said = said
-
-
-class Slow(ScriptedEngine):
-    """Takes its time, and counts what was called off."""
-
-    aborted = 0
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[object, None]:  # type: ignore[override]
-        try:
-            await asyncio.sleep(3600)
-            yield
-        finally:
-            self.aborted += 1
+    executor: RemoteExecutor
+    rollout: Rollout
+    wires: list[Wire]
+    said: list[str]
 
 
-def engine_of(model: Path) -> Engine:
+def start_endless_engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda ids, sampling, seed: [65], delay=3600.0)
+
+
+def start_engine(model: Path) -> Engine:
     codec = tokens.load_codec(model)
     return ScriptedEngine(lambda ids, sampling, seed: [*codec.encode("ok" * (1 + seed % 3)), *codec.stop_ids[:1]])
 
 
 @asynccontextmanager
-async def opened(
+async def open_remote(
     model: Path,
     folder: Path,
     *,
@@ -149,13 +139,13 @@ async def opened(
     patience: float = 5.0,
     most: int = 9,
     watch: Callable[[], Awaitable[object]] = lambda: asyncio.Event().wait(),
-) -> AsyncIterator[Made]:
+) -> AsyncIterator[Opened]:
     wires: list[Wire] = []
     said: list[str] = []
     codec = tokens.load_codec(model)
     assert codec.loaded_from is not None
     setup = WorkerSetup(codec.loaded_from, make or partial(terms, agent))
-    engine = engine or engine_of(model)
+    engine = engine or start_engine(model)
 
     async def connect(number: int) -> Connection:
         if len(wires) >= most:
@@ -177,53 +167,60 @@ async def opened(
             describe=lambda: "two CPUs are free",
             watch=watch,
         ) as executor:
-            yield Made(executor, log, wires, said)
+            yield Opened(executor, Rollout(executor=executor, log=log, concurrency=6), wires, said)
         for wire in wires:
             await wire.close()
 
 
-def timeless(episode: Episode) -> Episode:
+def remove_times(episode: Episode) -> Episode:
     turns = [replace(turn, started=0.0, ended=0.0, digest="") for turn in episode.turns]
     return replace(episode, turns=tuple(turns), timings={}, tool_calls=())
 
 
-async def groups(rollout: Rollout, retries: int = 0) -> list[Episode]:
-    made = await make_groups(rollout, plan_groups("train", 1, TASKS, 2, seed=0), sampling=Sampling(), retries=retries)
-    return [timeless(episode) for group in made for episode in group.episodes]
+async def make_episodes(rollout: Rollout, retries: int = 0) -> list[Episode]:
+    slots = plan_groups("train", 1, TASKS, 2, seed=0)
+    groups = await make_groups(rollout, slots, sampling=Sampling(), retries=retries)
+    return [remove_times(episode) for group in groups for episode in group.episodes]
+
+
+async def wait_until(is_true: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not is_true():
+            await asyncio.sleep(0.01)
 
 
 async def test_episodes_are_those_of_one_machine(miniature: Path, tmp_path: Path) -> None:
-    async with opened(miniature, tmp_path) as made:
-        there = await groups(made.rollout)
-        assert {len(wire.worker._attempts) for wire in made.wires} == {0}
-    logged = {each.id: timeless(each) for each in read_episodes(tmp_path)}
-    assert [logged[each.id] for each in there] == there
+    async with open_remote(miniature, tmp_path) as run:
+        remote = await make_episodes(run.rollout)
+        assert {len(wire.worker._attempts) for wire in run.wires} == {0}
+    logged = {each.id: remove_times(each) for each in read_episodes(tmp_path)}
+    assert [logged[each.id] for each in remote] == remote
     (tmp_path / "local").mkdir()
-    source = PolicySource(tokens.load_codec(miniature), engine_of(miniature))
-    async with open_rollout(source, tmp_path / "local", terms(TALKS)[""]) as local:
-        here = await groups(local)
-    assert there == here
-    assert all(len(each.turns) == 2 and each.reward == 0.5 and each.patch for each in here)
+    source = PolicySource(tokens.load_codec(miniature), start_engine(miniature))
+    async with open_rollout(source, tmp_path / "local", terms(TALKS)[""]) as local_rollout:
+        local = await make_episodes(local_rollout)
+    assert remote == local
+    assert all(len(each.turns) == 2 and each.reward == 0.5 and each.patch for each in local)
 
 
 async def test_attempts_are_spread_and_no_worker_gets_more_than_its_capacity(miniature: Path, tmp_path: Path) -> None:
-    async with opened(miniature, tmp_path, agent=Waits()) as made:
-        async with asyncio.timeout(20):
-            while len(made.wires) < 2:
-                await asyncio.sleep(0.01)
-        running = [asyncio.create_task(made.rollout.run(planned(number))) for number in range(7)]
-        async with asyncio.timeout(20):
-            while sum(len(wire.worker._attempts) for wire in made.wires) < 6:
-                await asyncio.sleep(0.01)
+    async with open_remote(miniature, tmp_path, agent=Waits()) as run:
+
+        def count_attempts() -> list[int]:
+            return [len(wire.worker._attempts) for wire in run.wires]
+
+        await wait_until(lambda: len(run.wires) == 2)
+        running = [asyncio.create_task(run.rollout.run(plan_attempt(number))) for number in range(7)]
+        await wait_until(lambda: sum(count_attempts()) >= 6)
         await asyncio.sleep(0.05)
-        assert [len(wire.worker._attempts) for wire in made.wires] == [3, 3]
+        assert count_attempts() == [3, 3]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        assert [len(wire.worker._attempts) for wire in made.wires] == [0, 0], "they were called off there, too"
+        assert count_attempts() == [0, 0], "the workers cancelled them, too"
 
 
-def planned(number: int) -> PlannedAttempt:
+def plan_attempt(number: int) -> PlannedAttempt:
     return PlannedAttempt(TASKS[0], "train", 1, "train-00001-000", number, number, Sampling())
 
 
@@ -231,103 +228,90 @@ async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(m
     cut: list[Wire] = []
 
     def on_turn(episode: str, turn: Turn) -> None:
-        log.turn(episode, turn)
-        if not cut and turn.index == 1:  # in the midst of its attempts, whichever it is
-            cut.append(next(wire for wire in made.wires if episode in wire.worker._attempts))
+        run.rollout.log.turn(episode, turn)
+        if not cut and turn.index == 1:  # the first worker with a second turn
+            cut.append(next(wire for wire in run.wires if episode in wire.worker._attempts))
             cut[0].cut()
 
-    async with opened(miniature, tmp_path, on_turn=on_turn) as made:
-        log = made.rollout.log
-        episodes = await groups(made.rollout, retries=2)
+    async with open_remote(miniature, tmp_path, on_turn=on_turn) as run:
+        episodes = await make_episodes(run.rollout, retries=2)
     void = [each for each in read_episodes(tmp_path) if each.ending is Ending.VOID]
     assert void and {each.reason for each in void} == {"worker"}
     assert {each.fault for each in void} == {f"WorkerFault: {cut[0].name} was lost"}
-    assert made.said == [f"{cut[0].name} was lost; its {len(void)} open episodes are void"]
+    assert run.said == [f"{cut[0].name} was lost; its {len(void)} open episodes are void"]
     assert [each.ending for each in episodes] == [Ending.DONE] * 6
     assert {each.id.partition("-retry")[0] for each in void} == {
         each.id.partition("-retry")[0] for each in episodes if "retry" in each.id
     }
-    assert len(made.wires) == 3, "it was replaced"
+    assert len(run.wires) == 3, "it was replaced"
 
 
-async def test_a_machine_that_lacks_something_is_said_at_once(miniature: Path, tmp_path: Path) -> None:
+async def test_a_machine_that_cannot_run_attempts_is_named_at_once(miniature: Path, tmp_path: Path) -> None:
     with pytest.raises(PrerequisiteError, match="bubblewrap"):
-        async with opened(miniature, tmp_path, make=lacking):
+        async with open_remote(miniature, tmp_path, make=refuse_terms):
             raise AssertionError("it opened")
 
 
 async def test_without_any_worker_the_run_ends(miniature: Path, tmp_path: Path) -> None:
-    began = unix_time()
     with pytest.raises(RunError, match=r"no machine .* 0\.2 seconds: there is no room; two CPUs are free") as caught:
-        async with opened(miniature, tmp_path, patience=0.2, most=0):
+        async with asyncio.timeout(10), open_remote(miniature, tmp_path, patience=0.2, most=0):
             raise AssertionError("it opened")
     assert "ray status" in caught.value.fix
-    assert unix_time() - began < 10
 
 
-async def test_a_cluster_that_is_gone_voids_what_is_under_way_and_ends_the_run(miniature: Path, tmp_path: Path) -> None:
+async def test_a_lost_cluster_voids_open_attempts_and_ends_the_run(miniature: Path, tmp_path: Path) -> None:
     gone = asyncio.Event()
 
     async def watch() -> None:
         await gone.wait()
-        raise RunError("the head is gone", fix="start it anew")
+        raise RunError("the head is gone", fix="restart it")
 
-    engine = Slow(lambda ids, sampling, seed: [])
-    async with opened(miniature, tmp_path, engine=engine, watch=watch) as made:
-        waiting = asyncio.create_task(made.rollout.run(planned(0)))
-        while not any(worker.busy for worker in made.executor.workers) and not waiting.done():
-            await asyncio.sleep(0.01)
+    async with open_remote(miniature, tmp_path, engine=start_endless_engine(), watch=watch) as run:
+        waiting = asyncio.create_task(run.rollout.run(plan_attempt(0)))
+        await wait_until(lambda: any(worker.busy for worker in run.executor.workers))
         gone.set()
         episode = await waiting
         assert (episode.ending, episode.fault) == (Ending.VOID, "WorkerFault: the head is gone")
         with pytest.raises(RunError, match="the head is gone") as caught:
-            await made.rollout.run(planned(1))
-    assert caught.value.fix == "start it anew" and made.said == ["the head is gone"]
+            await run.rollout.run(plan_attempt(1))
+    assert caught.value.fix == "restart it" and run.said == ["the head is gone"]
 
 
-async def test_a_reply_that_nobody_waits_for_is_called_off_in_the_engine(miniature: Path, tmp_path: Path) -> None:
-    engine = Slow(lambda ids, sampling, seed: [])
-    async with opened(miniature, tmp_path, engine=engine) as made:
-        running = asyncio.create_task(made.rollout.run(planned(0)))
-        async with asyncio.timeout(20):
-            while not any(wire.worker._engine._outputs for wire in made.wires):
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
+async def test_a_cancelled_attempt_cancels_its_request_to_the_engine(miniature: Path, tmp_path: Path) -> None:
+    engine = start_endless_engine()
+    async with open_remote(miniature, tmp_path, engine=engine) as run:
+        running = asyncio.create_task(run.rollout.run(plan_attempt(0)))
+        await wait_until(lambda: engine.requests)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        async with asyncio.timeout(20):
-            while not engine.aborted:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: engine.aborted)
 
 
-def faults() -> Iterator[Exception]:
-    yield AgentFault("it broke", how="SIGSEGV", printed="oh")
-    yield SandboxFault("gone", fix="again")
-    yield CombinedError([ConfigError("one", fix="a"), PrerequisiteError("two", fix="b")])
-    yield ValueError("no room")
-
-
-@pytest.mark.parametrize("error", list(faults()), ids=lambda error: type(error).__name__)
-def test_errors_travel_whole(error: Exception) -> None:
-    there = pickle.loads(pickle.dumps(make_picklable(error)))
-    assert type(there) is type(error)
-    assert (str(there), repr(there.__dict__)) == (str(error), repr(error.__dict__))
+@pytest.mark.parametrize(
+    "error",
+    [
+        AgentFault("it broke", how="SIGSEGV", printed="oh"),
+        SandboxFault("gone", fix="again"),
+        CombinedError([ConfigError("one", fix="a"), PrerequisiteError("two", fix="b")]),
+        ValueError("no room"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_are_pickled_with_all_attributes(error: Exception) -> None:
+    pickled = pickle.loads(pickle.dumps(make_picklable(error)))
+    assert type(pickled) is type(error)
+    assert (str(pickled), repr(pickled.__dict__)) == (str(error), repr(error.__dict__))
 
 
 class RayError(Exception):
-    """Of Ray: all of its own."""
+    """Base class of Ray's errors."""
 
 
-class ObjectStoreFullError(RayError):
-    """Of Ray."""
+def fake_ray(init: Any = None, options: Any = None, head: Any = None, ask_head: Any = None) -> SimpleNamespace:
+    """Ray as far as it is used before an actor runs. `head(address)` finds the head, `ask_head` is a request to it."""
 
-
-def fake(init: Any = None, options: Any = None, head: Any = lambda address: None, asked: Any = None) -> SimpleNamespace:
-    """As much of Ray as is asked for before there is an actor. `head` finds that of an address, or that there is none,
-    and `asked` is called with what a head that was joined is asked for."""
-
-    def given(**wanted: Any) -> Any:
-        assert wanted["memory"] == 1 << 30, "what its sandboxes may use"
+    def make_options(**resources: Any) -> Any:
+        assert resources["memory"] == 1 << 30, "the limit of its sandboxes"
         return options
 
     return SimpleNamespace(
@@ -339,27 +323,24 @@ def fake(init: Any = None, options: Any = None, head: Any = lambda address: None
         exceptions=SimpleNamespace(RayError=RayError),
         _private=SimpleNamespace(
             services=SimpleNamespace(canonicalize_bootstrap_address=head),
-            worker=SimpleNamespace(global_worker=SimpleNamespace(gcs_client=SimpleNamespace(internal_kv_exists=asked))),
+            worker=SimpleNamespace(
+                global_worker=SimpleNamespace(gcs_client=SimpleNamespace(internal_kv_exists=ask_head))
+            ),
         ),
         cluster_resources=lambda: {"CPU": 4.0},
         available_resources=lambda: {"CPU": 1.0},
-        remote=lambda cls: SimpleNamespace(options=given),
+        remote=lambda cls: SimpleNamespace(options=make_options),
     )
 
 
-def raising(error: Exception) -> Any:
-    def init(*_: Any, **__: Any) -> None:
-        raise error
-
-    return init
+def fail_init(*_: Any, **__: Any) -> None:
+    raise AssertionError("Ray would wait for the head without end")
 
 
-def nothing() -> Mapping[str, AttemptSettings]:
-    return {}
-
-
-async def refused(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address: str = "auto") -> CodeRepairError:
-    """What is raised instead of an executor."""
+async def fail_to_open(
+    model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address: str = "auto"
+) -> CodeRepairError:
+    """Return the error of opening an executor with `ray`."""
     monkeypatch.setitem(sys.modules, "ray", ray)
     loaded_from = tokens.load_codec(model).loaded_from
     assert loaded_from is not None
@@ -367,8 +348,8 @@ async def refused(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, addres
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(
                 ray_executor.ray_executor(
-                    WorkerSetup(loaded_from, nothing),
-                    ScriptedEngine(lambda ids, sampling, seed: []),
+                    WorkerSetup(loaded_from, refuse_terms),
+                    start_endless_engine(),
                     lambda episode, turn: None,
                     address=address,
                     concurrency=2,
@@ -381,34 +362,27 @@ async def refused(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, addres
     return caught.value
 
 
-@pytest.mark.parametrize("named", ["address", "auto"], ids=["named", "remembered"])
-async def test_an_address_where_nothing_listens(named: str, miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray would try for ever, also where it has remembered the address of a head that is gone."""
+async def test_an_address_where_nothing_listens_is_refused(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if Ray remembers it as the head of an ended cluster (``auto``)."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ray = fake(raising(AssertionError("asked")), head=lambda _: address)
-        error = await refused(miniature, monkeypatch, ray, address if named == "address" else "auto")
+        error = await fail_to_open(miniature, monkeypatch, fake_ray(fail_init, head=lambda _: address))
     assert isinstance(error, PrerequisiteError) and f"nothing listens at the Ray address {address}" in str(error)
 
 
-@pytest.mark.parametrize("named", ["address", "RAY_ADDRESS"])
-async def test_an_address_where_something_else_listens(
-    named: str, miniature: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_address_where_another_program_listens_is_refused(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray itself would try for ever, and no signal would end it."""
     services = pytest.importorskip("ray")._private.services
     monkeypatch.setattr(ray_cluster, "ANSWER_SECONDS", 3.0)
     with socket.create_server(("0.0.0.0", 0)) as silent:  # Ray asks for the machine's own address, not for loopback's
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        if named == "RAY_ADDRESS":
-            monkeypatch.setenv("RAY_ADDRESS", address)
-        ray = fake(raising(AssertionError("asked")), head=services.canonicalize_bootstrap_address)
-        there = "auto" if named == "RAY_ADDRESS" else address
-        error = await refused(miniature, monkeypatch, ray, there)
-        found = services.canonicalize_bootstrap_address(address)
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
+        ray = fake_ray(fail_init, head=services.canonicalize_bootstrap_address)
+        error = await fail_to_open(miniature, monkeypatch, ray)
+        head = services.canonicalize_bootstrap_address("auto")
     assert isinstance(error, PrerequisiteError) and "docs/guides/cluster.md" in error.fix
-    assert str(error) == f"{found} is not the head of a working Ray cluster: no answer"
+    assert str(error) == f"{head} is not the head of a working Ray cluster: no answer"
 
 
 async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,83 +395,80 @@ async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
             raise RayError("Deadline Exceeded")
 
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # the kernel still listens
-        ray = fake(asked=exists)
+        ray = fake_ray(ask_head=exists)
         ray.get_runtime_context = lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{frozen.getsockname()[1]}")
         with pytest.raises(RunError, match="does not answer: RayError: Deadline Exceeded") as caught:
             await ray_cluster.watch_head(ray)
-    assert "--resume" in caught.value.fix and next(answers, None) is None, "one that comes back is not an end"
+    assert "--resume" in caught.value.fix and next(answers, None) is None, "a head that answers again ends nothing"
 
 
-async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> None:
-    def full(*_: Any) -> None:
-        raise ObjectStoreFullError("the object store is full")
+async def test_a_full_object_store_during_a_run_is_a_lost_worker() -> None:
+    def fail(*_: Any) -> None:
+        raise RayError("the object store is full")
 
-    method = SimpleNamespace(remote=full)
+    method = SimpleNamespace(remote=fail)
     connection = ray_executor._ActorConnection(
-        fake(), SimpleNamespace(receive=method, next_messages=method, close=method), "actor 3 on there"
+        fake_ray(), SimpleNamespace(receive=method, next_messages=method, close=method), "actor 3 on there"
     )
-    for asked in (connection.send([]), connection.receive()):
-        with pytest.raises(
-            WorkerFault, match="^actor 3 on there was lost: ObjectStoreFullError: the object store is full$"
-        ):
-            await asked
+    for call in (connection.send([]), connection.receive()):
+        with pytest.raises(WorkerFault, match="^actor 3 on there was lost: RayError: the object store is full$"):
+            await call
     await connection.close()
 
 
-def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
-    """Options of an actor that is made, and then does not open."""
+def make_failing_actor(error: Exception) -> Any:
+    """Return options of an actor that does not open: a `RayError` is Ray's, other errors are the worker's."""
 
-    async def opening(*_: object) -> tuple[str, bytes]:
-        if words:
-            raise RayError(words)
-        return given
+    async def fail(*_: object) -> tuple[str, bytes]:
+        if isinstance(error, RayError):
+            raise error
+        return "there", pickle.dumps(make_picklable(error))
 
-    return SimpleNamespace(remote=lambda *_: SimpleNamespace(open=SimpleNamespace(remote=opening)))
+    return SimpleNamespace(remote=lambda *_: SimpleNamespace(open=SimpleNamespace(remote=fail)))
 
 
-async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
+async def test_a_temporary_problem_of_a_machine_is_reported_once_and_waited_out(
     miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = pickle.dumps(make_picklable(OSError(28, "No space left on device")))
-    error = await refused(miniature, monkeypatch, fake(options=dying(given=("there", full))))
+    actor = make_failing_actor(OSError(28, "No space left on device"))
+    error = await fail_to_open(miniature, monkeypatch, fake_ray(options=actor))
     assert not isinstance(error, PrerequisiteError) and "No space left on device" in str(error)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 1 and said[0].startswith("an actor on there did not start: OSError: [Errno 28] No space left")
 
 
-async def wrong(versions: Mapping[str, str], folder: Path) -> CodeRepairError:
-    name, packed = await WorkerActor().open(versions, str(folder), [], b"", 100)
-    assert name == socket.gethostname()
-    error: CodeRepairError = pickle.loads(packed)
-    assert isinstance(error, PrerequisiteError)
-    return error
-
-
-async def test_a_machine_with_other_versions(tmp_path: Path) -> None:
-    error = await wrong(read_versions() | {"transformers": "4.0"}, tmp_path)
-    assert " has transformers " in str(error) and ", not 4.0: its episodes would not be the same" in str(error)
-    assert "the same versions on all machines" in error.fix
-    error = await wrong(read_versions(), tmp_path / "nowhere")
-    assert "nowhere: No such file or directory" in str(error) and "share" in error.fix
+@pytest.mark.parametrize(
+    ("versions", "folder", "message", "fix"),
+    [
+        ({"transformers": "4.0"}, ".", "has transformers .*, not 4.0: its episodes would not", "the same versions"),
+        ({}, "/nowhere", "cannot enter /nowhere: No such file or directory", "share"),
+    ],
+    ids=["other versions", "no folder"],
+)
+async def test_a_machine_that_differs_is_refused(versions: dict[str, str], folder: str, message: str, fix: str) -> None:
+    name, pickled = await WorkerActor().open(read_versions() | versions, folder, [], b"", 100)
+    error: CodeRepairError = pickle.loads(pickled)
+    assert isinstance(error, PrerequisiteError) and re.match(f"{name} {message}", str(error))
+    assert name == socket.gethostname() and fix in error.fix
 
 
 async def test_a_machine_without_our_package_ends_the_run_at_once(
     miniature: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = "The actor died.\nWorkerActor failed to import on the worker. No module named 'coderepairrl'"
-    error = await refused(miniature, monkeypatch, fake(options=dying(words)))
+    death = RayError("The actor died.\nWorkerActor failed to import on the worker. No module named 'coderepairrl'")
+    error = await fail_to_open(miniature, monkeypatch, fake_ray(options=make_failing_actor(death)))
     assert isinstance(error, PrerequisiteError) and "No module named 'coderepairrl'" in str(error)
 
 
-def asked(address: str = "auto") -> Config:
+def configure_ray(address: str = "auto") -> Config:
     return Config.model_validate({"run": {"name": "a"}, "rollout": {"executor": "ray", "ray": {"address": address}}})
 
 
-def test_an_address_that_is_none_and_somebody_elses_model_are_refused() -> None:
+def test_ray_needs_a_valid_address_and_a_model_of_this_run() -> None:
     for address in ("ray://head:10001", "head", "head:", ""):
         with pytest.raises(ConfigError, match="rollout.ray.address="):
-            check_executor(asked(address))
+            check_executor(configure_ray(address))
     for address in ("auto", "local", "head:6379", "[::1]:6379"):
-        check_executor(asked(address))
+        check_executor(configure_ray(address))
     with pytest.raises(ConfigError, match="a remote model"):
-        check_executor(asked(), remote=True)
+        check_executor(configure_ray(), remote=True)

@@ -1,4 +1,4 @@
-"""The miniature behind a real child process, and transformers as the learner's stand-in."""
+"""Engines that serve the miniature, and its logprobs by transformers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.engines.vllm.server import find_vllm_python
 from coderepairrl.protocols import Engine
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 
@@ -66,13 +67,18 @@ def reference(miniature: Path) -> Reference:
 async def ask(
     engine: Engine, ids: list[int], sampling: Sampling, seed: int = 0
 ) -> tuple[list[int], list[float], list[int]]:
-    """Ids, logprobs and versions of a whole answer."""
+    """Return ids, logprobs and versions of a complete answer."""
     chunks = [chunk async for chunk in engine.generate(ids, sampling, seed)]
     return (
         [token for chunk in chunks for token in chunk.ids],
         [logprob for chunk in chunks for logprob in chunk.logprobs],
         [chunk.version for chunk in chunks for _ in chunk.ids],
     )
+
+
+async def load(engine: Engine, path: Path, version: int) -> int:
+    """Load the weights at `path` with their checksum."""
+    return await engine.load(path, version, weights.compute_checksum(path))
 
 
 def require_vllm() -> None:
@@ -83,7 +89,7 @@ def require_vllm() -> None:
 
 @asynccontextmanager
 async def real_vllm(model: Path, logs: Path, **options: Any) -> AsyncIterator[VllmEngine]:
-    """A server of the real vLLM, which takes its time to start here."""
+    """Start the real vLLM, which may take long on a busy machine."""
     require_vllm()
     engine = await Vllm(start_seconds=1500, **options).start(model, log_dir=logs)
     yield engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import os
 import shutil
@@ -23,13 +22,9 @@ from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.types import Sampling
 
-from .conftest import ask, load_reference, start_tiny
+from .conftest import ask, load, load_reference, start_tiny
 
 LONG = Sampling(max_tokens=2000)
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 async def test_requests_beyond_the_slots_wait_and_are_served(miniature: Path, tmp_path: Path) -> None:
@@ -55,7 +50,7 @@ async def test_in_flight_requests_are_recomputed_under_the_new_weights(
     save_file({k: v + 0.02 * rng.standard_normal(v.shape).astype(v.dtype) for k, v in old_values.items()}, weights)
     stream = engine.generate([5, 6, 7], Sampling(max_tokens=300), 3)
     first = await anext(stream)
-    assert await engine.load(weights, 4, digest(weights)) == 4
+    assert await load(engine, weights, 4) == 4
     chunks = [first, *[chunk async for chunk in stream]]
     ids = [token for chunk in chunks for token in chunk.ids]
     old = sum(len(chunk.ids) for chunk in chunks if chunk.version == 0)
@@ -85,7 +80,7 @@ async def test_a_file_that_does_not_fit_changes_nothing(engine: TinyEngine, mini
     for message, tensors in bad.items():
         save_file(tensors, tmp_path / "bad.safetensors")
         with pytest.raises(EngineFault, match=message):
-            await engine.load(tmp_path / "bad.safetensors", 9, digest(tmp_path / "bad.safetensors"))
+            await load(engine, tmp_path / "bad.safetensors", 9)
         assert await ask(engine, [1, 2, 3], Sampling(max_tokens=20)) == before
 
 
@@ -96,11 +91,10 @@ async def test_weights_that_overflow_fail_the_request_and_not_the_engine(
     weights = load_file(miniature / "model.safetensors")
     name = "model.norm.weight"
     save_file(weights | {name: np.full_like(weights[name], 3e38)}, tmp_path / "huge.safetensors")
-    await engine.load(tmp_path / "huge.safetensors", 1, digest(tmp_path / "huge.safetensors"))
+    await load(engine, tmp_path / "huge.safetensors", 1)
     with pytest.raises(EngineFault, match="version 1 are not finite"):
         await ask(engine, list(range(90)), Sampling(max_tokens=20))
-    own = miniature / "model.safetensors"
-    await engine.load(own, 2, digest(own))
+    await load(engine, miniature / "model.safetensors", 2)
     after = await ask(engine, list(range(90)), Sampling(max_tokens=20))
     assert after[:2] == before[:2]
 

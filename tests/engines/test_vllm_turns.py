@@ -17,12 +17,11 @@ from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.plan.devices import check_sleeps
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout.supervise import SupervisedEngine
-from coderepairrl.sync.weights import compute_checksum
 from coderepairrl.types import Sampling
 
 from . import fake_vllm
-from .conftest import ask
-from .test_vllm import copy_weights, env, joined, load, make_adapter, start, state, wire
+from .conftest import ask, load
+from .test_vllm import copy_weights, env, joined, make_adapter, start, state, wire
 
 __all__ = ["env", "joined", "start", "wire"]
 TEN = Sampling(max_tokens=10)
@@ -110,7 +109,7 @@ async def test_a_server_that_cannot_sleep_or_wake_is_replaced_with_the_new_weigh
     waiting = asyncio.create_task(ask(engine, [1], TEN))
     await asyncio.sleep(0.1)
     assert len(servers) == 1, "while the learner uses the GPU no server starts on it"
-    assert await engine.load(path, 1, compute_checksum(path)) == 1
+    assert await load(engine, path, 1) == 1
     with pytest.raises(EngineFault, match="CUDA out of memory"):
         [pair async for pair in held]
     assert (await waiting)[2] == [1] * 10, "other requests do not notice"

@@ -1,4 +1,4 @@
-"""Frames survive any size and any cancellation; a child's death is told with its own last words, and never outlived."""
+"""Frames arrive at any size and after cancellations; no child outlives its parent, and a death has its log's end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ import pytest
 from coderepairrl.processes.children import Child, ChildDied, run_child
 
 ECHO = """
-    import gc, os, subprocess, sys
+    import os, subprocess
     from coderepairrl.processes.children import Parent
-    imported = gc.isenabled()
     parent = Parent.connect()
     try:
         while True:
@@ -31,7 +30,7 @@ ECHO = """
                 subprocess.Popen(["sleep", "30"], close_fds=False)
             if frame.get("die"):
                 os._exit(7)
-            parent.send({"collects": [imported, gc.isenabled()]} if frame.get("collects") else frame)
+            parent.send(frame)
     except EOFError:
         pass
 """
@@ -67,10 +66,10 @@ async def test_frames_of_any_size_arrive_in_order(child: Child) -> None:
     assert child.process.returncode == 0
 
 
-async def test_nothing_is_imported_from_the_folder_that_it_is_started_in(
+async def test_nothing_is_imported_from_the_current_folder(
     modules: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``crrl fix`` is started in anybody's repository."""
+    """``crrl fix`` runs in repositories of others."""
     repository, mark = tmp_path / "repository", tmp_path / "mark"
     for name in ("json.py", "ctypes/__init__.py", "coderepairrl/__init__.py"):
         (repository / name).parent.mkdir(parents=True, exist_ok=True)
@@ -99,14 +98,14 @@ async def test_a_cancelled_receive_loses_no_frame(child: Child) -> None:
 
 
 @pytest.mark.parametrize("words", ["first and last", ""])
-async def test_death_is_told_with_the_childs_own_words(child: Child, words: str) -> None:
+async def test_the_error_of_a_death_has_the_end_of_the_childs_log(child: Child, words: str) -> None:
     await child.send({"say": words, "die": True})
     with pytest.raises(ChildDied, match="exited with 7") as death:
         await child.receive()
     assert ("first and last" in str(death.value)) == bool(words)
 
 
-async def test_a_kill_is_noticed_though_a_grandchild_lives(child: Child) -> None:
+async def test_a_kill_is_noticed_while_a_grandchild_lives(child: Child) -> None:
     await child.send({"daemon": True})
     await child.receive()
     started = time.monotonic()
@@ -135,7 +134,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize(("module", "seconds"), [("crrl_echo", 0.0), ("crrl_slow", 0.0), ("crrl_slow", 0.3)])
 def test_a_child_dies_with_its_parent(module: str, seconds: float, modules: dict[str, str], tmp_path: Path) -> None:
-    """One that still starts, too, whatever its imports take: before, it lived on until it first listened."""
+    """Also while it still starts."""
     (tmp_path / "crrl_slow.py").write_text("import time\ntime.sleep(30)\n")
     command = [sys.executable, "-c", STARTING, str(tmp_path / "log"), module, str(seconds)]
     done = subprocess.run(command, env=os.environ | modules, capture_output=True, text=True)
@@ -144,7 +143,7 @@ def test_a_child_dies_with_its_parent(module: str, seconds: float, modules: dict
 
 
 def gone(pid: int, within: float) -> bool:
-    """Whether that process has ended, be it that whoever adopted it has not looked yet."""
+    """Whether the process ends in time; a zombie counts as ended."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         try:
@@ -156,11 +155,11 @@ def gone(pid: int, within: float) -> bool:
     return False
 
 
-async def test_a_start_that_is_called_off_leaves_no_process(tmp_path: Path) -> None:
+async def test_a_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
     mine = Path(f"/proc/self/task/{os.getpid()}/children")
     before = set(mine.read_text().split())
     starting = asyncio.create_task(Child.spawn("http.server", ["0"], log=tmp_path / "log"))
-    await asyncio.sleep(0)  # it has forked and waits for its connection
+    await asyncio.sleep(0)  # now it has forked, and waits for its connection
     [pid] = set(mine.read_text().split()) - before
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -195,7 +194,7 @@ def test_a_signal_leaves_no_program(monkeypatch: pytest.MonkeyPatch, late: bool)
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_what_a_program_left_in_the_background_ends_with_it() -> None:
+def test_background_processes_of_a_program_end_with_it() -> None:
     done = run_child(["sh", "-c", "sleep 1000 > /dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE)
     assert done.returncode == 0
     assert gone(int(done.stdout), within=5.0)

@@ -1,4 +1,4 @@
-"""A clock that is set while something runs: limits and durations are what they were."""
+"""Limits and durations do not change when the machine's clock is set during a run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from coderepairrl.types import Limits, Sampling, Turn
 WALL = ("time.time(", "datetime.now(", "utcnow(", "time.time_ns(", "CLOCK_REALTIME")
 
 
-class Set:
-    """The machine's clock, set forwards and backwards whenever somebody looks."""
+class JumpingClock:
+    """The machine's clock, set forwards or backwards by a day at every look."""
 
     def __init__(self) -> None:
         self.true = time.time
@@ -35,12 +35,12 @@ class Set:
 
 
 @pytest.mark.parametrize("seconds", [30.0, 0.4])
-async def test_limits_and_turns_are_as_long_as_they_were(
+async def test_limits_and_durations_ignore_a_clock_that_jumps(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    broken = Set()
+    broken = JumpingClock()
     monkeypatch.setattr(time, "time", broken)
-    assert abs(time.time() - time.time()) > 86_400, "the control: this is what a clock that jumps does"
+    assert abs(time.time() - time.time()) > 86_400, "the control"
     codec, turns, log = tokens.load_codec(miniature), list[Turn](), Log(tmp_path / "log.jsonl")
 
     def record(episode: str, turn: Turn) -> None:
@@ -72,29 +72,23 @@ async def test_limits_and_turns_are_as_long_as_they_were(
     assert abs(unix_time() - broken.true()) < 3600
 
 
-def test_a_remote_says_when_by_its_own_clock() -> None:
-    at, later = "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:09 GMT"
-    assert (_parse_retry_after(later, at), _parse_retry_after(at, later), _parse_retry_after("3", at)) == (
-        9.0,
-        0.0,
-        3.0,
-    )
-    assert (_parse_retry_after(later, ""), _parse_retry_after("soon", at), _parse_retry_after("", "")) == (
-        0.0,
-        0.0,
-        0.0,
-    )
+NOW, LATER = "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:09 GMT"
 
 
-def test_nobody_else_looks_at_the_clock_of_the_machine() -> None:
-    """What measures a duration by it is wrong when it is set.
+@pytest.mark.parametrize(
+    ("retry_after", "date", "seconds"),
+    [(LATER, NOW, 9.0), (NOW, LATER, 0.0), ("3", NOW, 3.0), (LATER, "", 0.0), ("soon", NOW, 0.0), ("", "", 0.0)],
+)
+def test_a_time_to_retry_is_relative_to_the_remotes_clock(retry_after: str, date: str, seconds: float) -> None:
+    assert _parse_retry_after(retry_after, date) == seconds
 
-    The crash test's is compared with other processes' logs.
-    """
+
+def test_no_other_module_reads_the_clock_of_the_machine() -> None:
+    """Except the crash test, which compares it with other processes' logs."""
     root = Path(coderepairrl.__file__).parent
-    found = {
+    readers = {
         str(path.relative_to(root))
         for path in root.rglob("*.py")
         if any(name in path.read_text(encoding="utf-8") for name in WALL)
     }
-    assert found == {"processes/meter.py", "checks/crash.py"}
+    assert readers == {"processes/meter.py", "checks/crash.py"}

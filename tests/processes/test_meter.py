@@ -12,7 +12,7 @@ from coderepairrl.processes.meter import Meter, ResourceUsage, sum_usage
 BUSY = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
 
 
-def test_processor_time_is_that_of_running_and_of_ended_children() -> None:
+def test_processor_time_includes_running_and_ended_children() -> None:
     watch = Meter()
     subprocess.run([sys.executable, "-c", BUSY], check=True)
     ended = watch.read()
@@ -32,7 +32,7 @@ def test_gpu_time_is_that_of_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> No
         assert used.gpu_seconds == pytest.approx(count * used.seconds, abs=0.01)
 
 
-def test_a_run_used_what_its_processes_used_each_since_it_began() -> None:
+def test_the_usage_of_a_run_is_the_sum_of_its_processes_last_records() -> None:
     def record(seconds: float) -> dict[str, object]:
         return {"type": "used", "time": 0.0, **ResourceUsage(seconds, seconds, 2 * seconds)._asdict()}
 

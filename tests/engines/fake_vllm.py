@@ -1,9 +1,8 @@
-"""A server that speaks vLLM's routes and has no model: for what our side does when a server fails.
+"""A server with vLLM's routes and no model, which fails on request.
 
-It proves nothing about vLLM; `test_vllm_real.py` does. It runs as ``python -m vllm.entrypoints.openai.api_server`` from
-a folder that `test_vllm.site` lays out, so that it is started exactly as the real one.
-
-What it does is in what it is asked: a prompt's first id, the name of a file of weights, ``--fake`` for how it starts.
+It starts exactly as the real one (`test_vllm_real.py`): as ``python -m vllm.entrypoints.openai.api_server`` from a
+folder that `test_vllm.site` lays out. The first id of a prompt, the name of a weights file and ``--fake`` say how it
+behaves.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import Any
 from aiohttp import web
 
 CORE, DIE, HANG, FAIL, UNTIL_SWAP, NAN = 249, 250, 251, 252, 253, 254
-"""First ids. After two tokens: a worker fails, and with it the server, which answers on; the process dies; nothing more
-comes; an error comes; it waits for new weights. The last has no logprobs."""
+"""First ids of prompts. CORE to UNTIL_SWAP act after two tokens: a worker fails, and the server says it is ill; the
+process dies; it hangs; it sends an error; it waits for new weights. NAN has no valid logprobs."""
 
 
 class State:
@@ -46,14 +45,14 @@ class State:
         self.ill = False
         self.asleep: set[str] = set()
         self.loras = 4
-        """Adapters that it takes at once."""
+        """Most adapters at once."""
         self.fails: dict[str, int] = {}
-        """Routes that answer with 500, and how many calls before they do."""
+        """Routes that answer with 500, after this number of calls."""
         self.hangs: set[str] = set()
         self.calls: list[str] = []
 
-    async def swapped(self) -> None:
-        """Until there are other weights than now, or two adapters."""
+    async def wait_for_swap(self) -> None:
+        """Wait for other weights than now, or for two adapters."""
         began = self.weights
         async with self.changed:
             await self.changed.wait_for(lambda: self.weights != began or len(self.adapters) > 1)
@@ -107,7 +106,7 @@ async def stream(state: State, body: dict[str, Any], response: web.StreamRespons
                 await response.write(b'data: {"error": {"message": "out of luck"}}\n\n')
                 return
             if first == UNTIL_SWAP:
-                await state.swapped()
+                await state.wait_for_swap()
         if not spans or spans[-1]["version"] != state.weights:
             spans.append({"version": state.weights, "start": n, "end": n})
         spans[-1]["end"] = n + 1
@@ -150,7 +149,7 @@ async def collective_rpc(request: web.Request) -> web.Response:
 
 
 def receive(state: State, offer: str, receivers: int, seconds: float, checksum: str) -> dict[str, str]:
-    """What the worker's extension does, to the letter."""
+    """Receive weights as the worker's extension does."""
     from coderepairrl.sync import wire  # it loads torch
 
     state.arrived = ""
@@ -201,7 +200,7 @@ async def change(request: web.Request) -> web.Response:
     return web.json_response({"success": True})
 
 
-async def tell(request: web.Request) -> web.Response:
+async def answer(request: web.Request) -> web.Response:
     state: State = request.app[STATE]
     if request.path == "/health" and state.ill:
         return web.Response(status=503)
@@ -241,7 +240,7 @@ def make_app(version: str = "0.32.0") -> web.Application:
     for route in CHANGES:
         app.router.add_post(route, change)
     for route in ("/health", "/metrics", "/version", "/openapi.json", "/v1/models", "/get_world_size", "/server_info"):
-        app.router.add_get(route, tell)
+        app.router.add_get(route, answer)
     return app
 
 

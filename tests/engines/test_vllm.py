@@ -71,7 +71,7 @@ def start(miniature: Path, tmp_path: Path, env: dict[str, str]) -> Start:
 
 @pytest.fixture
 async def engine(start: Start) -> AsyncIterator[VllmEngine]:
-    """A server process of our own."""
+    """A server that is started here."""
     engine = await start()
     yield engine
     await engine.close()
@@ -117,7 +117,7 @@ async def test_tokens_logprobs_and_versions_arrive(engine: VllmEngine) -> None:
     assert (health["version"], health["running"], health["generated_tokens"]) == (0, 0, 10)
 
 
-async def test_a_request_fits_the_context_and_its_seed_the_server(joined: VllmEngine, wire: TestServer) -> None:
+async def test_a_request_is_cut_to_the_context_and_has_a_positive_seed(joined: VllmEngine, wire: TestServer) -> None:
     await ask(joined, [1] * 509, Sampling(temperature=0.7, max_tokens=10, stop_ids=(5, 9)), -3)
     [request] = state(wire).requests
     assert (request["token_ids"], request["model"]) == ([1] * 509, "policy")
@@ -206,7 +206,7 @@ def test_valid_options_are_accepted() -> None:
     make_engine("vllm", url="http://localhost:1", dtype="auto", lora_rank=512)
     make_engine("vllm", args=["--data-parallel-size", "2"])
     make_engine("vllm", args=["--hf-overrides", "{}"], head="model")
-    parsed = [(given.name, given.value) for given in parse_arguments(args)]
+    parsed = [(argument.name, argument.value) for argument in parse_arguments(args)]
     assert parsed == list(zip([*args[:1], "-pp", "--enforce-eager", args[4]], ["2", "1", "", "-1"], strict=True))
 
 

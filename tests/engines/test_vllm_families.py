@@ -1,4 +1,4 @@
-"""The real vLLM on this CPU computes what the learner does, of the weights that the learner writes for it."""
+"""The real vLLM on this CPU gives the learner's logprobs for the weights that the learner writes."""
 
 from __future__ import annotations
 
@@ -90,16 +90,16 @@ def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activatio
 
 TritonExperts.apply = apply
 """
-"""In the place of vLLM's kernels for experts with adapters, which are in Triton alone: by its own buffers, in torch."""
+"""Replaces vLLM's Triton kernels for experts with adapters: the same computation on its buffers, in torch."""
 
 
 def case(*values: Any, in_ci: bool) -> Any:
-    """Each takes a start of vLLM: one of each kind is `real`, the rest are asked by hand."""
+    """Mark a case: each starts vLLM, so one of each kind is `real`, the rest `by_hand`."""
     return pytest.param(*values, marks=() if in_ci else pytest.mark.by_hand)
 
 
-def made(model_type: str, folder: Path, lora: Lora | None = None) -> Policy:
-    """Random weights of a family in ``folder / "model"``, as the learner loads them."""
+def make_policy(model_type: str, folder: Path, lora: Lora | None = None) -> Policy:
+    """Write random weights of a family to ``folder / "model"``; return the learner's policy."""
     require_vllm()
     (folder / "config").mkdir()
     config = {"model_type": model_type, **SIZES, **FAMILIES[model_type]}
@@ -116,8 +116,8 @@ def made(model_type: str, folder: Path, lora: Lora | None = None) -> Policy:
     ],
 )
 def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_path: Path) -> None:
-    """Also of a checkpoint, which has the experts of a layer in one tensor (`fused`)."""
-    policy = made(model_type, tmp_path)
+    """Also for a checkpoint, which has a layer's experts in one tensor (`fused`)."""
+    policy = make_policy(model_type, tmp_path)
     ours = policy.logprobs(pack_samples(make_scoring_samples([ROW])), 1.0).tolist()
     served = tmp_path / "model"
     if fused:
@@ -134,8 +134,8 @@ def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_p
     [case(each, in_ci=each == "qwen3_moe") for each, sizes in FAMILIES.items() if "num_experts_per_tok" in sizes],
 )
 def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(model_type: str, tmp_path: Path) -> None:
-    """File, names, scaling and buffers: everything but its kernels, which run on GPUs alone (`KERNELS`)."""
-    policy = made(model_type, tmp_path, Lora(rank=4, alpha=8))
+    """Everything but vLLM's kernels, which run only on GPUs (`KERNELS`)."""
+    policy = make_policy(model_type, tmp_path, Lora(rank=4, alpha=8))
     draw, batch = torch.Generator().manual_seed(1), pack_samples(make_scoring_samples([ROW]))
     before = policy.logprobs(batch, 1.0)
     for parameter in policy.parameters.values():
@@ -150,7 +150,7 @@ def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(model_type: st
 
 
 def logprobs(served: Path, tmp_path: Path, *adapter: Path) -> list[float]:
-    """Those of `ROW` by vLLM, for the model in `served` and an adapter on it, if there is one."""
+    """Logprobs of `ROW` by vLLM, for the model in `served` with an optional adapter."""
     (tmp_path / "ask.py").write_text(ASK)
     alone = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
     alone |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

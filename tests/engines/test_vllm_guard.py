@@ -1,4 +1,4 @@
-"""What runs a vLLM server for us takes down all that came of it."""
+"""The guard of a vLLM server ends all of its processes."""
 
 from __future__ import annotations
 
@@ -45,21 +45,20 @@ guard.wait()
 """
 
 
-@pytest.mark.parametrize("ends", ["owner", "told", "server", "stopped"])
-def test_nothing_is_left_of_a_server(ends: str, tmp_path: Path) -> None:
-    """Whoever ends first: no process, no shared memory, no socket's folder."""
+@pytest.mark.parametrize("ends", ["owner", "terminated", "server", "stopped"])
+def test_no_process_shared_memory_or_folder_is_left(ends: str, tmp_path: Path) -> None:
     folder = tmp_path / "socket"
     folder.mkdir()
     then = "os._exit(7)" if ends == "server" else "signal.pause()"
     program = tmp_path / "server.py"
-    program.write_text(SERVER.format(deaf=ends == "told", then=then))
+    program.write_text(SERVER.format(deaf=ends == "terminated", then=then))
     command = [*GUARD, str(os.getpid()), str(folder), sys.executable, str(program)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None and started.stdin is not None
         pid, name = started.stdout.readline().split()
         if ends == "owner":
             started.stdin.close()
-        elif ends in ("told", "stopped"):
+        elif ends in ("terminated", "stopped"):
             for process in psutil.Process(started.pid).children(recursive=True) if ends == "stopped" else ():
                 process.suspend()
             started.terminate()
@@ -69,8 +68,8 @@ def test_nothing_is_left_of_a_server(ends: str, tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_the_end_comes_at_once_when_the_owner_was_killed(tmp_path: Path) -> None:
-    """Though the server is deaf to SIGTERM: nobody is left who could want it to end in order."""
+def test_a_server_whose_owner_was_killed_ends_at_once(tmp_path: Path) -> None:
+    """Even if it ignores SIGTERM."""
     (tmp_path / "socket").mkdir()
     (tmp_path / "server.py").write_text(SERVER.format(deaf=True, then="signal.pause()"))
     command = [

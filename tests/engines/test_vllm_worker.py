@@ -1,4 +1,4 @@
-"""What vLLM's workers answer, without vLLM: a replica whose answers it drops must not fail in silence."""
+"""The extension of vLLM's workers, without vLLM: a replica whose answers vLLM drops must raise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refuse(**_: Any) -> None:
     raise ValueError("no room on the device")
 
 
-def test_a_replica_that_vllm_does_not_ask_ends_the_server(worker: Any, tmp_path: Path) -> None:
+def test_a_replica_whose_answers_are_dropped_raises_its_error(worker: Any, tmp_path: Path) -> None:
     worker.reload_weights = refuse
     worker._arrived = {"weight": object()}
     assert worker.reload_policy(str(tmp_path)) == {"error": "ValueError: no room on the device"}
@@ -46,7 +46,7 @@ def test_a_replica_that_vllm_does_not_ask_ends_the_server(worker: Any, tmp_path:
             call()
 
 
-def test_every_worker_receives_in_a_place_of_its_own(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_worker_receives_under_a_different_rank(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[int] = []
 
     def receive(offer: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Any], str]:

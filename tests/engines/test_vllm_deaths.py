@@ -37,13 +37,13 @@ def vllm() -> None:
     require_vllm()
 
 
-def family(engine: VllmEngine) -> list[psutil.Process]:
+def list_processes(engine: VllmEngine) -> list[psutil.Process]:
     """The server's processes, the API server first; without the guard."""
     assert engine.pid is not None
     return psutil.Process(engine.pid).children(recursive=True)
 
 
-def left(processes: list[psutil.Process]) -> list[psutil.Process]:
+def find_survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(processes, timeout=60)[1]  # type: ignore[no-any-return]
 
 
@@ -74,7 +74,7 @@ async def test_a_server_that_is_torn_stopped_or_killed_is_replaced(miniature: Pa
         await load(engine, tmp_path / "torn", 2)
     assert await ask(engine, [1, 2, 3], GREEDY) == before and len(engines) == 1
 
-    stopped = family(engines[0])
+    stopped = list_processes(engines[0])
     engines[0].server.patience = 20.0
     stream = engine.generate([1, 2, 3], Sampling(max_tokens=500), 1)
     await anext(stream)
@@ -83,19 +83,19 @@ async def test_a_server_that_is_torn_stopped_or_killed_is_replaced(miniature: Pa
     with pytest.raises(EngineFault, match="has 1 requests and sent nothing for 20 s"):
         async for _ in stream:
             pass
-    assert left(stopped) == []
+    assert find_survivors(stopped) == []
     assert await ask(engine, [1, 2, 3], GREEDY) == before and len(engines) == 2
 
-    killed = family(engines[1])
+    killed = list_processes(engines[1])
     killed[-1].suspend()  # so that the load cannot be over before its end
     loading = asyncio.create_task(load(engine, tmp_path / "three", 3))
     while not engines[1]._traffic.is_holding:
         await asyncio.sleep(0.01)
     killed[-1].kill()
     assert await loading == 3 and len(engines) == 3, "the next server has the weights of the failed load"
-    assert left(killed) == []
+    assert find_survivors(killed) == []
     assert set((await ask(engine, [1, 2, 3], GREEDY))[2]) == {3}
 
-    last = family(engines[2])
+    last = list_processes(engines[2])
     await engine.close()
-    assert left(last) == []
+    assert find_survivors(last) == []

@@ -36,9 +36,7 @@ async def test_it_passes_the_exam(
     real: VllmEngine, miniature: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exam, "PATIENCE", 900.0)  # however busy the machine is
-    checks = await examine_engine(
-        real, miniature, reference=reference, work=tmp_path, sleeps=True
-    )  # it frees nothing here
+    checks = await examine_engine(real, miniature, reference=reference, work=tmp_path, sleeps=True)
     assert [check.name for check in checks] == [*QUESTIONS, "requests survive a sleep, and no prefix does"]
     assert [check for check in checks if not check.ok] == []
 
@@ -55,8 +53,8 @@ async def test_a_file_that_vllm_would_half_load_is_refused(real: VllmEngine, min
     assert await ask(real, [1, 2, 3], Sampling(temperature=0.0, max_tokens=8)) == before
 
 
-def adapted(miniature: Path, folder: Path, seed: int, rank: int = 8) -> Any:
-    """The miniature under a random adapter, which is written to `folder`."""
+def make_adapted(miniature: Path, folder: Path, seed: int, rank: int = 8) -> Any:
+    """Write a random adapter on the miniature to `folder`; return the model with it."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
@@ -71,7 +69,8 @@ def adapted(miniature: Path, folder: Path, seed: int, rank: int = 8) -> Any:
     return model.eval()
 
 
-def off(model: Any, prompt: list[int], answer: tuple[list[int], list[float], list[int]]) -> float:
+def max_error(model: Any, prompt: list[int], answer: tuple[list[int], list[float], list[int]]) -> float:
+    """Largest difference between the logprobs of `answer` and those of `model`."""
     ids = [*prompt, *answer[0]]
     with torch.inference_mode():
         rows = model(torch.tensor([ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
@@ -81,7 +80,7 @@ def off(model: Any, prompt: list[int], answer: tuple[list[int], list[float], lis
 async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
     first = int((await real.health())["version"]) + 1
     prompt = list(range(40, 140))
-    models = [adapted(miniature, tmp_path / str(n), n) for n in range(3)]
+    models = [make_adapted(miniature, tmp_path / str(n), n) for n in range(3)]
     await load(real, tmp_path / "0", first)
     stream = real.generate(prompt, Sampling(max_tokens=200), 1)
     in_flight = [await anext(stream)]
@@ -94,11 +93,11 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
             await load(real, tmp_path / "1", first + 1)
         answer = await ask(real, prompt, Sampling(max_tokens=20), n)
         assert set(answer[2]) == {first + n}
-        assert off(models[n], prompt, answer) <= TOLERANCE
+        assert max_error(models[n], prompt, answer) <= TOLERANCE
     ids = [token for chunk in in_flight for token in chunk.ids]
     assert len(ids) == 200 and {chunk.version for chunk in in_flight} == {first}
     said = [logprob for chunk in in_flight for logprob in chunk.logprobs]
-    assert off(models[0], prompt, (ids, said, [])) <= TOLERANCE
+    assert max_error(models[0], prompt, (ids, said, [])) <= TOLERANCE
     stream = real.generate(prompt, Sampling(max_tokens=300), 5)  # by the newest, and carried over a sleep
     kept = [await anext(stream)]
     await real.sleep()
@@ -107,19 +106,19 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
     assert await loading == first + 3
     ids = [token for chunk in kept for token in chunk.ids]
     assert len(ids) == 300 and {chunk.version for chunk in kept} == {first + 2}
-    assert off(models[2], prompt, (ids, [value for chunk in kept for value in chunk.logprobs], [])) <= TOLERANCE
+    assert max_error(models[2], prompt, (ids, [value for chunk in kept for value in chunk.logprobs], [])) <= TOLERANCE
     answer = await ask(real, prompt, Sampling(max_tokens=20), 6)
-    assert set(answer[2]) == {first + 3} and off(models[0], prompt, answer) <= TOLERANCE
+    assert set(answer[2]) == {first + 3} and max_error(models[0], prompt, answer) <= TOLERANCE
     own = {real.full[1]: load_reference(miniature), first + 2: models[2], first + 3: models[0]}
     answers = await asyncio.gather(*(ask(real.at(each), prompt, Sampling(max_tokens=200), each) for each in own))
     for (version, model), answer in zip(own.items(), answers, strict=True):  # all in one batch
-        assert set(answer[2]) == {version} and off(model, prompt, answer) <= TOLERANCE
+        assert set(answer[2]) == {version} and max_error(model, prompt, answer) <= TOLERANCE
     assert (await real.health())["adapters"] == 2
 
 
 async def test_an_adapter_of_too_large_a_rank_is_refused(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
     version = int((await real.health())["version"])
-    adapted(miniature, tmp_path / "large", 0, rank=16)
+    make_adapted(miniature, tmp_path / "large", 0, rank=16)
     with pytest.raises(EngineFault, match="rank 16") as caught:
         await load(real, tmp_path / "large", version + 1)
     assert "lora_rank" in caught.value.fix

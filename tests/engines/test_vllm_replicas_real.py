@@ -19,7 +19,7 @@ from coderepairrl.types import Sampling
 from sync.test_streamed_real import rows
 
 from .conftest import ask, load, load_reference, real_vllm
-from .test_vllm_real import adapted, off
+from .test_vllm_real import make_adapted, max_error
 
 pytestmark = [
     pytest.mark.real,
@@ -37,7 +37,7 @@ async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
         yield engine
 
 
-async def answer_of(engine: VllmEngine, replica: int, model: str) -> tuple[list[int], list[float], list[int]]:
+async def ask_replica(engine: VllmEngine, replica: int, model: str) -> tuple[list[int], list[float], list[int]]:
     """Return the answer of one replica to `PROMPT`."""
     body = {
         "model": model,
@@ -63,10 +63,10 @@ async def check_both(engine: VllmEngine, model: Any, name: str, version: int) ->
     """Check that both replicas, and requests to either, sample from `model`, which the server calls `name`."""
     for replica in range(2):
         before = await count_sampled(engine)
-        answer = await answer_of(engine, replica, name)
+        answer = await ask_replica(engine, replica, name)
         after = await count_sampled(engine)
         assert [now - then for then, now in zip(before, after, strict=True)] == [8.0 * (at == replica) for at in (0, 1)]
-        assert off(model, PROMPT, answer) < 1e-4, f"replica {replica}"
+        assert max_error(model, PROMPT, answer) < 1e-4, f"replica {replica}"
         if name == "policy":
             assert set(answer[2]) == {version}
     for n in range(8):
@@ -112,6 +112,6 @@ async def test_weights_without_a_file_reach_each_replica(real: VllmEngine, minia
 async def test_adapters_reach_each_replica(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
     await load(real, miniature, 10)
     for version in (11, 12, 13):
-        model = adapted(miniature, tmp_path / str(version), version)
+        model = make_adapted(miniature, tmp_path / str(version), version)
         await load(real, tmp_path / str(version), version)
         await check_both(real, model, f"policy-v{version}", version)

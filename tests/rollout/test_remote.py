@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import pytest
 from rollouts import open_rollout, read_episodes
 
 from coderepairrl import tokens
-from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
+from coderepairrl.agents.scripted import Say, ScriptedAgent, Wait, Write
 from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import (
@@ -34,7 +35,7 @@ from coderepairrl.errors import (
 )
 from coderepairrl.gateway import PolicySource
 from coderepairrl.plan.terms import check_executor
-from coderepairrl.protocols import Agent, Engine, Sandbox
+from coderepairrl.protocols import Agent, Engine
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import ray_cluster, ray_executor
 from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt, Rollout
@@ -44,21 +45,10 @@ from coderepairrl.rollout.remote import Connection, RemoteExecutor
 from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetup, make_picklable
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task, Turn
+from coderepairrl.types import Ending, Episode, Limits, Sampling, Task, Turn
 
 TASKS = [Task(f"toy/{number}", "add() subtracts.", "python", "dir:unused", b"") for number in range(3)]
 LIMITS = Limits(calls=4, tokens=2000, seconds=20.0, turn_tokens=16)
-
-
-class Waits(Agent):
-    """Says something, and then never ends."""
-
-    name, placement = "waits", "host"
-
-    async def run(self, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentReport:
-        await ScriptedAgent([Say("hello")]).run(task, box, endpoint)
-        await asyncio.sleep(3600)
-        return AgentReport("done")
 
 
 def terms(agent: Agent) -> Mapping[str, AttemptSettings]:
@@ -133,7 +123,6 @@ async def open_remote(
     *,
     agent: Agent = TALKS,
     engine: Engine | None = None,
-    workers: int = 2,
     make: Callable[[], Mapping[str, AttemptSettings]] | None = None,
     on_turn: Callable[[str, Turn], None] | None = None,
     patience: float = 5.0,
@@ -160,7 +149,7 @@ async def open_remote(
             connect,
             engine,
             on_turn or log.turn,
-            wanted=workers,
+            wanted=2,
             capacity=3,
             patience=patience,
             say=said.append,
@@ -204,7 +193,7 @@ async def test_episodes_are_those_of_one_machine(miniature: Path, tmp_path: Path
 
 
 async def test_attempts_are_spread_and_no_worker_gets_more_than_its_capacity(miniature: Path, tmp_path: Path) -> None:
-    async with open_remote(miniature, tmp_path, agent=Waits()) as run:
+    async with open_remote(miniature, tmp_path, agent=ScriptedAgent([Say("hello"), Wait(3600.0)])) as run:
 
         def count_attempts() -> list[int]:
             return [len(wire.worker._attempts) for wire in run.wires]
@@ -307,58 +296,47 @@ class RayError(Exception):
     """Base class of Ray's errors."""
 
 
-def fake_ray(init: Any = None, options: Any = None, head: Any = None, ask_head: Any = None) -> SimpleNamespace:
+def fake_ray(init: Any = None, options: Any = None, head: Any = None, ask_head: Any = None) -> MagicMock:
     """Ray as far as it is used before an actor runs. `head(address)` finds the head, `ask_head` is a request to it."""
 
     def make_options(**resources: Any) -> Any:
         assert resources["memory"] == 1 << 30, "the limit of its sandboxes"
         return options
 
-    return SimpleNamespace(
-        is_initialized=lambda: init is None,
-        init=init,
-        shutdown=lambda: None,
-        get_runtime_context=lambda: SimpleNamespace(gcs_address="127.0.0.1:1"),
-        kill=lambda actor: None,
-        exceptions=SimpleNamespace(RayError=RayError),
-        _private=SimpleNamespace(
-            services=SimpleNamespace(canonicalize_bootstrap_address=head),
-            worker=SimpleNamespace(
-                global_worker=SimpleNamespace(gcs_client=SimpleNamespace(internal_kv_exists=ask_head))
-            ),
-        ),
-        cluster_resources=lambda: {"CPU": 4.0},
-        available_resources=lambda: {"CPU": 1.0},
-        remote=lambda cls: SimpleNamespace(options=make_options),
-    )
+    ray = MagicMock(init=init)
+    ray.is_initialized.return_value = init is None
+    ray.exceptions.RayError = RayError
+    ray.get_runtime_context.return_value.gcs_address = "127.0.0.1:1"
+    ray._private.services.canonicalize_bootstrap_address = head
+    ray._private.worker.global_worker.gcs_client.internal_kv_exists = ask_head
+    ray.cluster_resources.return_value = {"CPU": 4.0}
+    ray.available_resources.return_value = {"CPU": 1.0}
+    ray.remote.return_value.options = make_options
+    return ray
 
 
 def fail_init(*_: Any, **__: Any) -> None:
     raise AssertionError("Ray would wait for the head without end")
 
 
-async def fail_to_open(
-    model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address: str = "auto"
-) -> CodeRepairError:
+async def fail_to_open(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any) -> CodeRepairError:
     """Return the error of opening an executor with `ray`."""
     monkeypatch.setitem(sys.modules, "ray", ray)
     loaded_from = tokens.load_codec(model).loaded_from
     assert loaded_from is not None
     with pytest.raises(CodeRepairError) as caught:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(
-                ray_executor.ray_executor(
-                    WorkerSetup(loaded_from, refuse_terms),
-                    start_endless_engine(),
-                    lambda episode, turn: None,
-                    address=address,
-                    concurrency=2,
-                    capacity=1,
-                    memory=1 << 30,
-                    patience=0.3,
-                    say=print,
-                )
-            )
+        async with ray_executor.ray_executor(
+            WorkerSetup(loaded_from, refuse_terms),
+            start_endless_engine(),
+            lambda episode, turn: None,
+            address="auto",
+            concurrency=2,
+            capacity=1,
+            memory=1 << 30,
+            patience=0.3,
+            say=print,
+        ):
+            raise AssertionError("it opened")
     return caught.value
 
 
@@ -396,20 +374,16 @@ async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
 
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # the kernel still listens
         ray = fake_ray(ask_head=exists)
-        ray.get_runtime_context = lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{frozen.getsockname()[1]}")
+        ray.get_runtime_context.return_value.gcs_address = f"127.0.0.1:{frozen.getsockname()[1]}"
         with pytest.raises(RunError, match="does not answer: RayError: Deadline Exceeded") as caught:
             await ray_cluster.watch_head(ray)
     assert "--resume" in caught.value.fix and next(answers, None) is None, "a head that answers again ends nothing"
 
 
 async def test_a_full_object_store_during_a_run_is_a_lost_worker() -> None:
-    def fail(*_: Any) -> None:
-        raise RayError("the object store is full")
-
-    method = SimpleNamespace(remote=fail)
-    connection = ray_executor._ActorConnection(
-        fake_ray(), SimpleNamespace(receive=method, next_messages=method, close=method), "actor 3 on there"
-    )
+    method = MagicMock(**{"remote.side_effect": RayError("the object store is full")})
+    actor = MagicMock(receive=method, next_messages=method, close=method)
+    connection = ray_executor._ActorConnection(fake_ray(), actor, "actor 3 on there")
     for call in (connection.send([]), connection.receive()):
         with pytest.raises(WorkerFault, match="^actor 3 on there was lost: RayError: the object store is full$"):
             await call

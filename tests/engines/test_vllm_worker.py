@@ -6,8 +6,9 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -17,10 +18,9 @@ from coderepairrl.engines.vllm.server import EXTENSION
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A worker of a server of two replicas with two workers each."""
-    layers, platforms = ModuleType("layers"), ModuleType("platforms")
-    layers.VocabParallelEmbedding = type("VocabParallelEmbedding", (), {})  # type: ignore[attr-defined]
-    platforms.current_platform = SimpleNamespace(is_cpu=lambda: False)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.vocab_parallel_embedding", layers)
+    platforms = MagicMock()
+    platforms.current_platform.is_cpu.return_value = False
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.vocab_parallel_embedding", MagicMock())
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     monkeypatch.syspath_prepend(EXTENSION)
     found = importlib.import_module("crrl_worker").Extension()

@@ -22,6 +22,7 @@ from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, Rewa
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import build_batch
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
+from coderepairrl.rewards.simple import LengthPenalty
 from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
 from coderepairrl.rollout.episodes import AttemptSettings, Rollout, derive_seed
 from coderepairrl.rollout.groups import (
@@ -37,15 +38,6 @@ from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, VerifiedRepair
 
 TASKS = [Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(5)]
-
-
-class Chatter(Reward):
-    """Reward that grows with what was said, so that groups are not flat."""
-
-    name = "chatter"
-
-    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        return Score(self.name, float(episode.sampled))
 
 
 class Breaking(Agent):
@@ -73,10 +65,10 @@ class Titling(Agent):
     name, placement, side_calls = "titling", "host", "mask"
 
     async def run(self, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentReport:
-        for opening in (["You repair."], ["Generate a title."], ["You repair."]):
-            messages = [{"role": "system", "content": text} for text in opening]
+        for text in ("You repair.", "Generate a title.", "You repair."):
+            messages = [{"role": "system", "content": text}, {"role": "user", "content": task.prompt}]
             async with Chat(endpoint, {}) as chat:
-                await chat.complete([*messages, {"role": "user", "content": task.prompt}], [], 8, 5.0)
+                await chat.complete(messages, [], 8, 5.0)
         return AgentReport("submitted")
 
 
@@ -92,15 +84,16 @@ async def make(miniature: Path, tmp_path: Path) -> AsyncIterator[Make]:
 
     async with AsyncExitStack() as stack:
 
-        async def opened(agent: Agent, backend: Any = None, reward: Any = None, folder: Path = tmp_path,
-                         rewards: Any = None, side_calls: Any = None) -> Rollout:  # fmt: skip
+        async def open_one(
+            agent: Agent, backend: Any = None, rewards: Any = None, folder: Path = tmp_path, side_calls: Any = None
+        ) -> Rollout:
             source = PolicySource(tokens.load_codec(miniature), ScriptedEngine(reply))
             limits = Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16)
-            judges = {"train": rewards or [(reward or Chatter(), 1.0)]}
+            judges = {"train": rewards or [(LengthPenalty(), 1.0)]}
             terms = AttemptSettings(agent, backend or ScriptedBackend({"a.py": b"x = 0\n"}), limits, judges, side_calls)
             return await stack.enter_async_context(open_rollout(source, folder, terms, concurrency=3))
 
-        yield opened
+        yield open_one
 
 
 @pytest.mark.parametrize(("side_calls", "side"), [(None, (1,)), ("train", ())])
@@ -172,7 +165,7 @@ async def test_a_reward_that_fails_voids_the_episode(make: Make) -> None:
         async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
             raise RewardFault("its sandbox died")
 
-    [group] = await run_groups(await make(Breaking({}), reward=Broken()), TASKS[:1], retries=0)
+    [group] = await run_groups(await make(Breaking({}), rewards=[(Broken(), 1.0)]), TASKS[:1], retries=0)
     assert {(e.ending, e.reason) for e in group.episodes} == {(Ending.VOID, "reward")}
 
 
@@ -303,12 +296,12 @@ async def test_only_rewards_see_further_references(make: Make, tmp_path: Path) -
             shown.append(task)
             return await super().run(task, sandbox, endpoint)
 
-    class Judge(Chatter):
+    class Judge(LengthPenalty):
         async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
             judged.setdefault(task.id, []).append(task.verified)
             return await super().__call__(task, episode, sandbox)
 
-    rollout = await make(Asking([Say("hello")]), backend=Watching({"a.py": b"x = 0\n"}), reward=Judge())
+    rollout = await make(Asking([Say("hello")]), backend=Watching({"a.py": b"x = 0\n"}), rewards=[(Judge(), 1.0)])
     await run_groups(rollout, TASKS[:2], verified={TASKS[0].id: (repair,)})
     assert len(shown) == 12 and all(task in TASKS for task in shown)
     assert judged == {TASKS[0].id: [(repair,)] * 3, TASKS[1].id: [()] * 3}

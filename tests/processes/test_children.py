@@ -171,7 +171,7 @@ async def test_a_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
 def test_a_signal_leaves_no_program(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    class Struck(subprocess.Popen[bytes]):
+    class InterruptedPopen(subprocess.Popen[bytes]):
         def __init__(self, command: Sequence[str], **options: Any) -> None:
             super().__init__(command, **options)
             started.append(self)
@@ -179,13 +179,13 @@ def test_a_signal_leaves_no_program(monkeypatch: pytest.MonkeyPatch, late: bool)
                 signal.raise_signal(signal.SIGINT)
 
         def communicate(self, *arguments: Any, **options: Any) -> tuple[bytes, bytes]:
-            if late and self.poll() is None and not struck:
-                struck.append(True)
+            if late and self.poll() is None and not interrupted:
+                interrupted.append(True)
                 signal.raise_signal(signal.SIGINT)
             return super().communicate(*arguments, **options)
 
-    struck: list[bool] = []
-    monkeypatch.setattr(subprocess, "Popen", Struck)
+    interrupted: list[bool] = []
+    monkeypatch.setattr(subprocess, "Popen", InterruptedPopen)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run_child(["sleep", "1000"], stdout=subprocess.PIPE)

@@ -67,8 +67,8 @@ class Stopped(TinyEngine):
 
     async def health(self) -> Mapping[str, float]:
         if psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
-            self.told = await super().health()
-        return self.told
+            self.last_health = await super().health()
+        return self.last_health
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         loading = asyncio.create_task(super().load(path, version, checksum))
@@ -81,7 +81,7 @@ class Restless(Stopped):
     """Does not sleep."""
 
     async def sleep(self) -> None:
-        self.told = await super().health()
+        self.last_health = await super().health()
 
 
 class Greedy(Stopped):
@@ -95,12 +95,12 @@ class Greedy(Stopped):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "failure"),
     [(Stopped, ""), (Restless, "it samples while it sleeps"), (Greedy, "versions")],
 )
 async def test_an_engine_that_does_not_sleep_as_it_says_is_caught(
     kind: type[TinyEngine],
-    said: str,
+    failure: str,
     miniature: Path,
     reference: Reference,
     tmp_path: Path,
@@ -112,7 +112,8 @@ async def test_an_engine_that_does_not_sleep_as_it_says_is_caught(
             [sleep] = await examine_engine(engine, miniature, reference=reference, work=tmp_path, sleeps=True)
         finally:
             os.kill(engine.pid, signal.SIGCONT)
-    assert sleep.name.startswith("requests survive a sleep") and sleep.ok == (not said) and said in sleep.detail, sleep
+    assert sleep.name.startswith("requests survive a sleep")
+    assert sleep.ok == (not failure) and failure in sleep.detail, sleep
 
 
 class Forgetful(TinyEngine):

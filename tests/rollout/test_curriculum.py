@@ -215,6 +215,15 @@ async def test_a_step_takes_what_is_finished_and_leaves_the_rest_running() -> No
     assert queue.pending == []
 
 
+async def test_a_group_that_is_too_old_is_cancelled_and_begun_again() -> None:
+    async with GroupQueue(StalenessWindow(per_step=1, staleness=1)) as queue:
+        await begin_groups(queue, "ab", 0)
+        old = asyncio.all_tasks()
+        assert await queue.requeue_stale(1, 1) == ["b"]
+        assert [(each.group, each.version) for each in queue.pending] == [("a", 0), ("b", 1)]
+        assert len(old - asyncio.all_tasks()) == 1, "its attempts have ended"
+
+
 async def test_a_group_that_waits_for_its_turn_is_as_old_as_its_first_attempt() -> None:
     async with GroupQueue(StalenessWindow(per_step=1, staleness=1)) as queue:
         turn = asyncio.Event()

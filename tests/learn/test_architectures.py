@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,15 +83,6 @@ def test_a_step_is_that_of_micro_batches_of_one_row(settings, name, folders, mon
     largest = max(value.abs().max().item() for value in summed.values())
     assert largest > 1e-4
     assert max((gradient[key] - value).abs().max().item() for key, value in summed.items()) < TINY * largest
-
-
-def test_parts_of_a_tree_end_where_it_branches():
-    batch = pack_samples(ROWS)
-    found = list(split_tree(batch.spans))
-    assert [part.start for part in found] == [0, *(part.stop for part in found[:-1])]
-    ends = {part.stop for part in found}
-    assert all(span.before[-1][1] in ends for span in batch.spans if span.before)
-    assert all(part.parent is None or part.parent in ends for part in found)
 
 
 def dropped_state(spans):
@@ -187,13 +177,6 @@ def test_in_16_bits_the_probe_takes_them_too_and_leaves_them_as_they_were(name, 
     assert ours.dtype == torch.bfloat16 and torch.equal(ours, theirs.bfloat16())
     layers = [p for name, p in policy.model.named_parameters() if ".layers." in name and not p.requires_grad]
     assert {p.dtype for p in layers if p.ndim == 2} == {torch.bfloat16}
-
-
-def test_chunks_are_refused_where_there_are_states(folders):
-    policy = Policy.load(folders("Qwen3.5"))
-    assert not policy.can_chunk
-    with pytest.raises(UsageError, match="recurrent layers is not computed in chunks"):
-        policy.logprobs(replace(pack_samples(ROWS), chunk_tokens=8), 1.0)
 
 
 @EVERY

@@ -23,7 +23,7 @@ from peak import Peak
 
 
 def gathered(*inputs):
-    """In place of `_Merged`: attention as on a GPU, which has no chunks."""
+    """Replace `_TreeAttention.apply` by attention as on a GPU, which has no chunks."""
     *known, layer = inputs
     if layer is not None:
         raise UsageError("no chunks")
@@ -41,15 +41,16 @@ def expected(miniature: Path) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return run_alone(miniature)
 
 
-@pytest.fixture(params=["merged", "gathered"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both implementations, of which the second is for GPUs."""
-    if request.param == "gathered":
+@pytest.fixture(params=["merged", "gathered", "gathered, heads repeated"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the attention for CPUs, for GPUs, or for GPUs in float32."""
+    if request.param != "merged":
         monkeypatch.setattr(attention, "_TreeAttention", GATHERED)
-    return str(request.param)
+        repeats = request.param == "gathered, heads repeated"
+        monkeypatch.setattr(attention, "_needs_repeated_heads", lambda query: repeats)
 
 
-def test_rows_of_a_tree_score_and_pull_as_each_does_alone(way, miniature, expected):
+def test_rows_of_a_tree_score_and_pull_as_each_does_alone(implementation, miniature, expected):
     """Windows are in `test_attention_is_that_of_a_mask_in_float64` and among the architectures."""
     logprobs, gradients = compare_runs(run_batch(Policy.load(miniature), pack_samples(ROWS)), expected)
     assert logprobs < 1e-5 and gradients < 1e-5
@@ -68,7 +69,7 @@ def dense(query, key, value, spans, window):
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 17])
-def test_attention_is_that_of_a_mask_in_float64(way, window):
+def test_attention_is_that_of_a_mask_in_float64(implementation, window):
     spans = build_prefix_tree([row.ids for row in ROWS]).spans
     assert max(len(span.before) for span in spans) > 2
     draw = torch.Generator().manual_seed(0)
@@ -131,21 +132,6 @@ def test_every_distinct_token_is_computed_once(lora, again, miniature):
     assert counts == [len(BEGINNINGS)] == [count_distinct_tokens([row.ids for row in ROWS])]
     logprobs, gradients = compare_runs(once, run_rows(policy, logits=3 * 265))
     assert logprobs < 1e-5 and gradients < 1e-5
-
-
-def test_the_first_token_of_every_branch_has_its_gradient(miniature):
-    """Where rows part, one hidden state predicts the first tokens of all branches."""
-    batch = pack_samples(ROWS)
-    places, counts = batch.at_N.unique(return_counts=True)
-    assert counts.max() > 2
-    policy = Policy.load(miniature)
-    states = []
-    policy.model.base_model.register_forward_hook(lambda _m, _i, out: states.append(out.last_hidden_state))
-    logp_N = policy.logprobs(batch, 1.0)
-    states[0].retain_grad()
-    logp_N[batch.at_N == places[counts.argmax()]].sum().backward()
-    pulled = states[0].grad[0].abs().sum(1) > 0
-    assert pulled.nonzero().flatten().tolist() == [places[counts.argmax()].item()]
 
 
 @pytest.mark.parametrize("budget", [16, 33, 48])

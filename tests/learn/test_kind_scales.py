@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from coderepairrl.config import Config
-from coderepairrl.learn import Batch, build_batch
+from coderepairrl.learn import Batch
 from coderepairrl.learn.losses import LOSSES, LossScale, TrainedTokens
-from coderepairrl.learn.stitch import compute_kind_scales
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 
@@ -91,24 +90,10 @@ def test_a_kind_with_few_tokens_is_not_drowned(algorithm: str) -> None:
     assert thrice["detect"] == pytest.approx(3 * thrice["repair"], rel=1e-3)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_weight_is_a_factor(algorithm: str) -> None:
-    plain, weighted = (parts(make_batch(MIXED, config(algorithm, weight=weight)), algorithm) for weight in (1.0, 2.5))
-    assert weighted["repair"] == pytest.approx(plain["repair"])
-    assert weighted["detect"] == pytest.approx(2.5 * plain["detect"])
-
-
 def test_flat_groups_count_where_the_loss_is_averaged_over_them() -> None:
     """8 episodes of repair, 2 of detect: parts of 5 each."""
     made = make_batch(MIXED, config("gspo", balance_kinds=True))
     assert made.scales == {"repair": 5 / 8, "detect": 5 / 2} and made.episodes == 10
-
-
-def test_rewards_of_another_scale_change_nothing() -> None:
-    """Advantages are of a group alone."""
-    cents = [*group("repair", "a", 9, (0.0, 1.0)), *group("detect", "b", 9, (0.0, 100.0))]
-    made = build_batch(cents, max_tokens=100)
-    assert len({abs(round(sample.advantage, 2)) for sample in made.samples}) == 1
 
 
 def test_accounts_and_scales_of_kinds_that_have_nothing() -> None:
@@ -118,4 +103,3 @@ def test_accounts_and_scales_of_kinds_that_have_nothing() -> None:
     assert all(own.is_balanced for own in made.kinds.values())
     void = make_batch(group("detect", "v", 4, (None, None)), config("gspo", balance_kinds=True))
     assert void.scales == {"detect": 1.0} and void.samples == ()
-    assert compute_kind_scales({"a": 0, "b": 4}, {}, balanced=True) == {"a": 1.0, "b": 1.0}

@@ -50,7 +50,6 @@ def configure(folder: Path, **options: object) -> None:
     ("change", "says", "fix"),
     [
         (renamed("", "_orig_mod."), f"lacks lm_head.weight, {EMBEDDING}", "left by torch.compile"),
-        (renamed("", "module."), f"lacks lm_head.weight, {EMBEDDING}", "DistributedDataParallel"),
         (
             renamed("q_proj.", "q_proj.base_layer."),
             "has no place for model.layers.0.self_attn.q_proj.base_layer.weight",
@@ -205,15 +204,8 @@ def adapter(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     "option",
     [
         {"use_rslora": True},
-        {"alpha_pattern": {"q_proj": 9}},
-        {"rank_pattern": {"q_proj": 2}},
-        {"use_dora": True},
-        {"bias": "all"},
         {"modules_to_save": ["lm_head"]},
         {"init_lora_weights": "pissa"},
-        {"layers_to_transform": [0]},
-        {"target_parameters": ["experts"]},
-        {"fan_in_fan_out": True},
         {"of_next_year": 3},
     ],
 )

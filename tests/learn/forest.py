@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from scoring import score_row
 from transformers import AutoModelForCausalLM
 
 from coderepairrl.learn.pack import MicroBatch, pack_samples
@@ -78,9 +79,7 @@ def run_alone(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[torch.T
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **plain)
     parts = dict[int, torch.Tensor]()
     for number, row in sorted(enumerate(ROWS), key=lambda numbered: len(numbered[1].ids)):
-        ids = torch.tensor(row.ids)
-        logp = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-        parts[number] = logp[torch.tensor(row.trained[1:])]
+        parts[number] = score_row(model, row.ids)[torch.tensor(row.trained[1:])]
     logp_N = torch.cat([parts[number] for number in range(len(ROWS))])
     weigh(logp_N).backward()
     return logp_N.detach().double(), {

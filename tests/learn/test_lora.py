@@ -7,6 +7,7 @@ import hashlib
 import pytest
 import safetensors.torch
 import torch
+from scoring import score_row
 
 from coderepairrl.config import load_config
 from coderepairrl.config.schema import Lora
@@ -32,13 +33,9 @@ def state(trainer):
     return {name: tensor.clone() for name, tensor in trainer.policy.parameters.items()}
 
 
+@torch.no_grad()
 def score(model, rows):
-    found = []
-    with torch.no_grad():
-        for row in rows:
-            logits = model(input_ids=torch.tensor([row.ids])).logits[0, :-1]
-            found.append(logits.log_softmax(-1).gather(1, torch.tensor(row.ids)[1:, None])[:, 0])
-    return torch.cat(found)
+    return torch.cat([score_row(model, row.ids) for row in rows])
 
 
 def ours(trainer, rows):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from gradient import gradient_of_step
+from scoring import perturb, score_row
 from transformers import AutoModelForCausalLM
 
 from coderepairrl.learn import LearnSettings, build_batch
@@ -134,7 +135,7 @@ def of_episode(case, model, initial, episode):
         where = torch.tensor(new) - 1
         logp, spread = (column[where] for column in scored(model, ids, case.temperature))
         with torch.no_grad():
-            start = scored(initial, ids, case.temperature)[0][where]
+            start = score_row(initial, ids, case.temperature)[where]
         rows.append((logp, torch.tensor(old, dtype=torch.float64), start, spread))
     return rows
 
@@ -189,14 +190,6 @@ def our_gradient(folder, case, groups, monkeypatch):
     episodes, kl = [episode for group in groups for episode in group], case.beta > 0 or case.entropy > 0
     made = build_batch(episodes, case.kind, max_tokens=1000, kl=kl)
     return made, *gradient_of_step(trainer, made.samples, monkeypatch, made.episodes, made.tokens)
-
-
-def perturb(model):
-    """So that the KL term has a gradient: the initial weights are not the policy's."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
 
 
 def exact_gradient(folder, case, groups):

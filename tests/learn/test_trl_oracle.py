@@ -12,10 +12,12 @@ from dataclasses import replace
 import pytest
 import torch
 from gradient import check_gradient, gradient_of_step
+from scoring import perturb, score_row
 from torch.nn.utils.rnn import pad_sequence
 
 from coderepairrl.learn import losses
 from coderepairrl.learn.pack import count_trained_tokens
+from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -193,6 +195,7 @@ def test_the_correction_weights_as_trls_does(case, rows, miniature, tmp_path, mo
     ratios, cut = ratios_to_the_engine(miniature, rows, 1.1, settings.temperature)
     metrics = check_against_trl(miniature, rows, (settings, options), tmp_path, monkeypatch, ratios=ratios)
     assert metrics["mismatch_cut"] == pytest.approx(cut) and 0 < cut < 1
+    assert metrics["mismatch_weight"] == pytest.approx(ratios.sum().item() / count_trained_tokens(rows), rel=1e-5)
     assert metrics["ratio_max"] == 1.0
 
 
@@ -216,22 +219,12 @@ def compare(ours, our_gradient, theirs, their_gradient, tolerance=1e-5):
 
 def perturbed_reference(folder, samples, temperature):
     """A reference that differs from the policy, and its logprobs in TRL's layout."""
-    from coderepairrl.learn.policy import Policy
-
     reference = Policy.load(folder)
-    generator = torch.Generator().manual_seed(3)
+    perturb(reference.model)
     with torch.no_grad():
-        for parameter in reference.model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-    width = max(COMPLETIONS)
-    logps = torch.zeros(len(samples), width)
-    with torch.no_grad():
-        for i, (sample, prompt) in enumerate(zip(samples, PROMPTS, strict=True)):
-            ids = torch.tensor([sample.ids])
-            logits = reference.model(input_ids=ids).logits[0, :-1] / temperature
-            all_logps = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-            logps[i, : len(sample.ids) - prompt] = all_logps[prompt - 1 :]
-    return reference, logps
+        scored = [score_row(reference.model, sample.ids, temperature) for sample in samples]
+    completions = [logps[prompt - 1 :] for logps, prompt in zip(scored, PROMPTS, strict=True)]
+    return reference, pad_sequence(completions, batch_first=True)
 
 
 @pytest.mark.filterwarnings("ignore")

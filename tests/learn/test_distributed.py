@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from coderepairrl.config.schema import Lora
-from coderepairrl.errors import LearnerFault, RunError, UsageError
+from coderepairrl.errors import LearnerFault, RunError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from learners import start_learner
@@ -80,10 +80,6 @@ async def same_as_one(model, make_rows, tmp_path, settings, **more):
         blocked.write_text("")
         with pytest.raises(RunError, match="could not save"):  # on one of them; the others do not wait for it
             await two.save(blocked / "c")
-        with pytest.raises(UsageError, match="not a whole checkpoint"):
-            await two.restore(tmp_path / "nowhere")
-        with pytest.raises(LearnerFault, match="flat or void"):
-            await two.step([])
         expected = await two.step(make_rows([20, 30], 4))
         assert await two.restore(tmp_path / "c") == len(BATCHES) + 1
         assert await two.step(make_rows([20, 30], 4)) == expected  # bit for bit

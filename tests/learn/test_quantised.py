@@ -127,12 +127,6 @@ def test_a_step_learns_and_a_checkpoint_goes_on_bit_for_bit(miniature, make_rows
     assert trainer.logprobs([rows[0].ids], 1.0) != Trainer(miniature, settings()).logprobs([rows[0].ids], 1.0)
 
 
-def test_an_engine_with_other_numbers_is_seen(miniature, make_rows, on_policy):
-    """Were the engine to serve the weights as they were, the recorded logprobs would not be the learner's."""
-    rows = on_policy(Trainer(miniature, settings("none")), make_rows(LENGTHS))
-    assert Trainer(miniature, settings()).step(rows)["mismatch_max"] > 1e-4
-
-
 def test_merged_weights_are_what_was_trained(miniature, plain, make_rows, tmp_path):
     trainer = Trainer(miniature, settings())
     trainer.step(make_rows(LENGTHS))
@@ -146,12 +140,11 @@ def test_merged_weights_are_what_was_trained(miniature, plain, make_rows, tmp_pa
         assert apart(served, trainer.logprobs(rows, 1.0)) < 1e-5
 
 
-@pytest.mark.parametrize("method", ["awq", "fp8", "compressed-tensors", "gptq"])
-def test_a_checkpoint_with_codes_is_refused_by_its_name(method, miniature, tmp_path):
+def test_a_checkpoint_with_codes_is_refused_by_its_method(miniature, tmp_path):
     shutil.copytree(miniature, tmp_path / "m")
-    config = json.loads((miniature / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
+    config = json.loads((miniature / "config.json").read_text()) | {"quantization_config": {"quant_method": "awq"}}
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match=f"quant_method={method}") as refused:
+    with pytest.raises(UsageError, match="quant_method=awq") as refused:
         Policy.load(tmp_path / "m", settings("none"))
     assert "model.quantise=nf4" in refused.value.fix
 

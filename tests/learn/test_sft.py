@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 from coderepairrl.config.schema import Lora
 from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.losses import kl_divergence
-from coderepairrl.learn.packed import PackedModel
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -108,33 +107,6 @@ def test_the_loss_and_its_gradient_are_cross_entropy(
     assert metrics["accuracy"] == pytest.approx(torch.cat(right).mean().item(), abs=1e-9)
     assert metrics["nll"] == pytest.approx(torch.cat(nll).mean().item(), abs=1e-6)
     assert not {"ratio_mean", "clip_low", "entropy", "denominator", "staleness_max", "kl"} & metrics.keys()
-
-
-@pytest.mark.parametrize("settings", [SFT, SFT.with_changes(beta=0.05)])
-def test_nothing_but_trained_tokens_has_a_gradient(
-    settings: LearnSettings, miniature: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exactly none reaches the state from which a token would be predicted that is not trained."""
-    seen: list[tuple[Any, torch.Tensor]] = []
-    plain = PackedModel.hidden
-
-    def watched(self: PackedModel, batch: Any) -> torch.Tensor:
-        states = plain(self, batch)
-        if states.requires_grad:
-            states.retain_grad()
-            seen.append((batch, states))
-        return states
-
-    trainer = Trainer(miniature, settings)  # whose probe asks for gradients of its own
-    monkeypatch.setattr(PackedModel, "hidden", watched)
-    trainer.step(rows)
-    assert len(seen) > 1
-    for batch, states in seen:
-        assert states.grad is not None
-        untrained = torch.ones(len(states), dtype=torch.bool)
-        untrained[batch.at_N] = False
-        assert untrained.any() and bool((states.grad[untrained] == 0).all())
-        assert bool((states.grad[batch.at_N] != 0).any(-1).all())
 
 
 @pytest.mark.parametrize("lora", [None, LORA])

@@ -101,17 +101,6 @@ def test_a_fork_inside_a_turn_has_what_it_keeps_as_context_and_trains_the_turns_
     assert account == TokenAccount(23, 20, {}, {"aborted": 3}, row_tokens=23 + 19, distinct_tokens=23 + 8)
 
 
-def test_rows_that_begin_alike_are_seen_to_do_so_whatever_the_tree_says():
-    """A program that leaves a reply out of its next prompt makes a new root of every turn."""
-    prompt = tuple(range(1, 9))
-    turns = tuple(
-        replace(turn(index, None, 0, 2), given=TokenSpan(prompt[: 4 + 2 * index], Origin.GIVEN)) for index in range(3)
-    )
-    rows, account = stitch_episode(episode(*turns), 1.0, max_tokens=100)
-    assert len(rows) == 3
-    assert (account.row_tokens, account.distinct_tokens) == (6 + 8 + 10, 8 + 6)
-
-
 def test_versions_of_a_turn_that_saw_new_weights_on_the_way():
     mixed = Turn(
         0,

@@ -206,17 +206,6 @@ async def test_requests_and_the_end(listen):
     await run.close()
 
 
-async def test_a_connection_that_is_lost(listen):
-    waiting, _, writer = await accept(listen, hello())
-    run = await waiting
-    writer.close()
-    with pytest.raises(ChildDied, match="process 7 on there, was lost") as lost:
-        await run.receive()
-    assert "torchrun" in lost.value.fix
-    run.kill()
-    await run.close()
-
-
 @pytest.mark.parametrize(
     "said",
     [

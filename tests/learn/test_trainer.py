@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -55,6 +54,7 @@ KINDS = {
 def test_a_checkpoint_continues_bit_for_bit(kind, miniature, make_rows, tmp_path):
     settings = KINDS[kind]
     straight = Trainer(miniature, settings)
+    straight.save(tmp_path / "2")  # an older checkpoint, which is replaced
     for seed in range(2):
         straight.step(make_rows(LENGTHS, seed))
     straight.save(tmp_path / "2")
@@ -73,22 +73,6 @@ def test_a_checkpoint_continues_bit_for_bit(kind, miniature, make_rows, tmp_path
     if settings.lora:
         with pytest.raises(UsageError, match="a different model"):
             Trainer(miniature, settings.with_changes(lora=Lora(rank=2))).restore(tmp_path / "2")
-
-
-def test_a_checkpoint_before_the_first_step_and_over_an_older_one(trainer, miniature, make_rows, tmp_path):
-    start = weights(trainer)
-    trainer.save(tmp_path / "c")
-    trainer.step(make_rows(LENGTHS))
-    after = weights(trainer)
-    assert not equal(start, after)
-    trainer.restore(tmp_path / "c")
-    assert equal(weights(trainer), start) and trainer.version == 0
-    trainer.step(make_rows(LENGTHS))
-    assert equal(weights(trainer), after)
-    trainer.save(tmp_path / "c")
-    fresh = Trainer(miniature, LearnSettings(algorithm="grpo"))
-    fresh.restore(tmp_path / "c")
-    assert equal(weights(fresh), after) and fresh.version == 1
 
 
 def test_a_checkpoint_is_a_hugging_face_model(saved, tmp_path):
@@ -122,11 +106,6 @@ def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(trainer
     trainer.save(tmp_path / "c")
     trainer.step(make_rows(LENGTHS))
     before = weights(trainer)
-    with pytest.raises(UsageError, match="not a whole checkpoint"):
-        trainer.restore(tmp_path / "nowhere")
-    (tmp_path / "c" / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(UsageError, match="not a whole checkpoint"):
-        trainer.restore(tmp_path / "c")
     safetensors.torch.save_file({"other": torch.zeros(2)}, tmp_path / "c" / "model.safetensors")
     write_checksums(tmp_path / "c")
     with pytest.raises(UsageError, match="a different model"):
@@ -164,18 +143,6 @@ def test_a_crash_between_two_renames_loses_no_checkpoint(saved, miniature, tmp_p
     fresh.restore(tmp_path / "c")
     assert equal(weights(fresh), weights(saved))
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
-
-
-def test_published_weights_are_versioned_and_checksummed(trainer, make_rows, tmp_path):
-    first, version, _ = trainer.publish(tmp_path)
-    assert version == 0
-    trainer.step(make_rows(LENGTHS))
-    path, version, checksum = trainer.publish(tmp_path)
-    assert version == 1 and path != first and first.exists()
-    file = path / "model.safetensors"
-    assert checksum == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert equal(safetensors.torch.load_file(file), weights(trainer))
-    assert "lm_head.weight" not in weights(trainer)  # tied: once
 
 
 def test_weight_decay_spares_norms_and_warmup_rises(miniature, make_rows):
@@ -252,19 +219,6 @@ def test_minibatches_are_updates_on_disjoint_parts(miniature, make_rows):
     few = Trainer(miniature, settings.with_changes(minibatches=4))
     few.step(rows[2:4], 8)
     assert few.updates == 2  # two parts have no row
-
-
-def test_a_correction_of_nothing_changes_nothing(miniature, make_rows, on_policy):
-    """Where the engine's logprobs are the learner's own, bit for bit, every weight is 1."""
-    settings = LearnSettings(algorithm="gspo", old_logprobs="recomputed")
-    plain, corrected = (
-        Trainer(miniature, settings),
-        Trainer(miniature, settings.with_changes(mismatch_correction="token")),
-    )
-    rows = on_policy(plain, make_rows([40]))
-    expected, metrics = plain.step(rows), corrected.step(rows)
-    assert metrics == expected | {"mismatch_weight": 1.0, "mismatch_cut": 0.0}
-    assert equal(weights(plain), weights(corrected))
 
 
 def test_a_batch_without_a_finite_gradient_is_skipped(miniature, make_rows, tmp_path):

@@ -17,7 +17,7 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings, build_batch
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.learn.values import explained_variance, value_loss
+from coderepairrl.learn.values import value_loss
 from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending
@@ -141,11 +141,6 @@ def test_what_is_published_has_no_head(lora, miniature, tmp_path):
         assert tensors[0].keys() == tensors[1].keys()
     index = json.loads((tmp_path / "c" / f"{trainer.policy.stem}.safetensors.index.json").read_text())
     assert not any("value" in name and "head" in name for name in index["weight_map"])
-
-
-def test_what_explains_nothing_and_what_cannot_be_explained():
-    assert explained_variance([0.0, 1.0, 2.0], [5.0, 5.0, 5.0]) == pytest.approx(0)
-    assert explained_variance([0.0, 1.0], [1.0, 0.0]) == pytest.approx(-3) and explained_variance([1.0], [1.0]) is None
 
 
 def test_a_run_trains_every_episode_on_its_reward():

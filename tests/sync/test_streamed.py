@@ -1,4 +1,4 @@
-"""Weights without a file: what goes in comes out, and what breaks off has changed nothing. Over real gloo."""
+"""Weights without a file, over real gloo: all values arrive, and a broken transfer changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from coderepairrl.config import Config, load_config
+from coderepairrl.config import load_config
 from coderepairrl.config.schema import Lora
 from coderepairrl.engines import make_engine
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
@@ -30,13 +30,13 @@ from learners import start_learner
 
 torch.set_num_threads(1)
 WAIT = 280.0
-"""Seconds. Nothing here waits for so long."""
+"""Seconds; longer than any transfer here."""
 
 
-class Held:
-    """An engine that samples nothing and shows what it holds, at each of its `workers`."""
+class Receiver:
+    """An engine that only receives weights, once at each of its `workers`."""
 
-    name, context = "held", 64
+    name, context = "receiver", 64
 
     def __init__(self, workers: int = 1) -> None:
         self.workers = workers
@@ -55,7 +55,7 @@ class Held:
             arrived = await asyncio.gather(*arriving)
         except (wire.TransferError, ValueError) as error:
             raise EngineFault(f"did not arrive: {error}") from error
-        if {found for _, found in arrived} != {checksum}:
+        if {digest for _, digest in arrived} != {checksum}:
             raise EngineFault("another checksum")
         self.weights = [tensors for tensors, _ in arrived]
         return version
@@ -97,10 +97,10 @@ PLAIN = LearnSettings(algorithm="grpo", lr=1e-2)
 async def test_what_arrives_is_what_a_file_would_have(
     settings: LearnSettings, workers: int, miniature: Path, tmp_path: Path
 ) -> None:
-    held = Held(workers)
-    assert (await held.receivers())[0] == workers
+    receiver = Receiver(workers)
+    assert (await receiver.receivers())[0] == workers
     async with start_learner(miniature, tmp_path, settings) as trained:
-        engine = StreamedEngine(held, trained.send)
+        engine = StreamedEngine(receiver, trained.send)
         for version in (1, 2):
             await trained.step(rows())
             offer = await trained.offer("gloo")
@@ -109,58 +109,58 @@ async def test_what_arrives_is_what_a_file_would_have(
             assert await engine.load(*offer) == version, "an engine that was restarted asks again"
             file = (await trained.publish()).path / "model.safetensors"
             truth = load_file(file)
-            for arrived in held.weights:
+            for arrived in receiver.weights:
                 assert arrived.keys() == truth.keys()
                 assert all(torch.equal(arrived[name], value) for name, value in truth.items())
             listed = wire.combine_digests(wire.DescribedTensor(name, value) for name, value in truth.items())
             assert listed == offer.checksum
 
 
-async def test_a_load_that_cannot_be_leaves_learner_and_engine_as_they_were(miniature: Path, tmp_path: Path) -> None:
-    held = Held()
+async def test_a_failed_load_leaves_learner_and_engine_as_they_were(miniature: Path, tmp_path: Path) -> None:
+    receiver = Receiver()
     async with start_learner(miniature, tmp_path, PLAIN) as trained:
-        engine = StreamedEngine(held, trained.send)
+        engine = StreamedEngine(receiver, trained.send)
         await trained.step(rows())
         first = await trained.offer("gloo")
         await engine.load(*first)
-        before = held.weights
+        before = receiver.weights
         with pytest.raises(EngineFault, match="another checksum"):
             await engine.load(first.path, 1, "0" * 64)
-        held.refuses = "another model"  # the learner does not wait for it
+        receiver.refuses = "another model"  # the learner does not wait for it
         with pytest.raises(EngineFault, match="another model"):
             await engine.load(*first)
-        held.refuses = ""
+        receiver.refuses = ""
         await trained.step(rows())
         with pytest.raises(LearnerFault, match="version 1 were offered, and the learner is at 2"):
             await engine.load(*first)
-        assert held.weights is before
+        assert receiver.weights is before
         assert await engine.load(*await trained.offer("gloo")) == 2
         file = await trained.publish()  # a file is still a file
         with pytest.raises(FileNotFoundError):
             await engine.load(*file)
 
 
-async def test_the_reason_of_the_end_that_broke_off_first_is_told(tmp_path: Path) -> None:
+async def test_the_error_says_why_the_learner_stopped_sending(tmp_path: Path) -> None:
     async def full(offer: Path, version: int, receivers: int, seconds: float) -> str:
         return "there is no more room"
 
-    offered(tmp_path)
+    make_offer(tmp_path)
     with pytest.raises(EngineFault, match="did not arrive: .*; the learner stopped sending: there is no more room"):
-        await StreamedEngine(Held(), full).load(tmp_path, 1, "")
+        await StreamedEngine(Receiver(), full).load(tmp_path, 1, "")
 
 
-async def test_a_learner_that_dies_before_it_sends(miniature: Path, tmp_path: Path) -> None:
-    held = Held()
+async def test_a_learner_that_dies_before_it_sends_is_a_fault(miniature: Path, tmp_path: Path) -> None:
+    receiver = Receiver()
     async with start_learner(miniature, tmp_path, PLAIN) as trained:
         offer = await trained.offer("gloo")
         trained._children[0].process.kill()
         with pytest.raises(LearnerFault, match="died during send"):
-            await StreamedEngine(held, trained.send).load(*offer)
-        assert held.weights == []
+            await StreamedEngine(receiver, trained.send).load(*offer)
+        assert receiver.weights == []
 
 
 BIG = 3 << 20
-"""Numbers in a tensor: more than a socket keeps when its owner dies."""
+"""Numbers in a tensor: more than a socket buffers."""
 END = f"""
 import os, signal, sys
 from pathlib import Path
@@ -187,18 +187,18 @@ else:
 """
 
 
-def offered(folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0)) -> list[tuple[str, torch.Tensor]]:
+def make_offer(folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0)) -> list[tuple[str, torch.Tensor]]:
     tensors = [(f"w{n}", torch.full((BIG,), value)) for n, value in enumerate(values)]
     described = [wire.DescribedTensor(*each) for each in tensors]
     wire.write_offer(folder / weights.OFFER, "gloo", described, called_off=weights.CALLED_OFF)
     return tensors
 
 
-def test_an_end_that_dies_half_way_is_noticed_by_the_other(tmp_path: Path) -> None:
+def test_a_process_that_dies_half_way_is_noticed_by_the_other(tmp_path: Path) -> None:
     for end in ("sender", "receiver"):
         folder = tmp_path / end
         folder.mkdir()
-        tensors = iter(offered(folder))
+        tensors = iter(make_offer(folder))
         other = subprocess.Popen([sys.executable, "-c", END, str(folder), end])
         with pytest.raises(wire.TransferError, match="the transfer broke"):
             if end == "sender":
@@ -211,26 +211,26 @@ def test_an_end_that_dies_half_way_is_noticed_by_the_other(tmp_path: Path) -> No
         assert left <= {weights.OFFER, "meet-store", "meet-ready-1", "meet-go"}
 
 
-async def both(folder: Path, tensors: list[tuple[str, torch.Tensor]]) -> list[Any]:
+async def send_and_receive(folder: Path, tensors: list[tuple[str, torch.Tensor]]) -> list[Any]:
     sending = asyncio.to_thread(wire.send, folder / weights.OFFER, iter(tensors), 1, WAIT)
     receiving = asyncio.to_thread(wire.receive, folder / weights.OFFER, 1, 1, WAIT)
     return await asyncio.gather(sending, receiving, return_exceptions=True)
 
 
-async def test_numbers_that_are_not_finite_are_not_taken(tmp_path: Path) -> None:
-    _, received = await both(tmp_path, offered(tmp_path, [0.0, float("nan"), 1.0]))
+async def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    _, received = await send_and_receive(tmp_path, make_offer(tmp_path, [0.0, float("nan"), 1.0]))
     assert isinstance(received, ValueError) and "w1 has values that are not finite" in str(received)
 
 
-async def test_what_was_not_offered_is_not_sent(tmp_path: Path) -> None:
-    tensors = offered(tmp_path)
-    sent, received = await both(tmp_path, [tensors[0], ("w2", tensors[2][1]), *tensors[2:]])
+async def test_tensors_other_than_offered_are_not_sent(tmp_path: Path) -> None:
+    tensors = make_offer(tmp_path)
+    sent, received = await send_and_receive(tmp_path, [tensors[0], ("w2", tensors[2][1]), *tensors[2:]])
     assert isinstance(sent, ValueError) and "w2 is sent where w1 was offered" in str(sent)
     assert isinstance(received, wire.TransferError)
 
 
-def test_nobody_comes(tmp_path: Path) -> None:
-    offered(tmp_path)
+def test_waiting_for_the_other_end_has_a_limit(tmp_path: Path) -> None:
+    make_offer(tmp_path)
     with pytest.raises(wire.TransferError, match="did not connect within"):
         wire.send(tmp_path / weights.OFFER, iter([]), 1, 0.0)
     with pytest.raises(wire.TransferError, match="did not connect within"):
@@ -244,7 +244,7 @@ SIZES = st.sampled_from([1, 2, 3, 7, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 <<
 def test_a_digest_sees_every_change(size: int, dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
     before = wire.digest_tensor(tensor)
-    assert before == wire.digest_tensor(tensor.clone().view(1, -1).t()), "shape is none of its business"
+    assert before == wire.digest_tensor(tensor.clone().view(1, -1).t()), "the shape does not matter"
     one, other = (data.draw(st.integers(0, size - 1)) for _ in range(2))
     changed = tensor.clone()
     changed.view(torch.int16)[one * tensor.element_size() // 2] += 1
@@ -254,7 +254,7 @@ def test_a_digest_sees_every_change(size: int, dtype: torch.dtype, data: st.Data
     assert (wire.digest_tensor(swapped) == before) == torch.equal(swapped, tensor)
 
 
-def test_an_offer_says_how_large_it_is_without_torch(tmp_path: Path) -> None:
+def test_an_offer_lists_sizes_and_shapes(tmp_path: Path) -> None:
     tensors = {f"w{n}": torch.zeros(n, 3, dtype=dtype) for n, dtype in enumerate(wire.DTYPES.values())}
     described = [wire.DescribedTensor(*each) for each in tensors.items()]
     wire.write_offer(tmp_path / weights.OFFER, "gloo", described, called_off=weights.CALLED_OFF)
@@ -264,40 +264,26 @@ def test_an_offer_says_how_large_it_is_without_torch(tmp_path: Path) -> None:
     }
 
 
-def config(tmp_path: Path, *overrides: str) -> Config:
-    file = tmp_path / "run.toml"
-    file.write_text('[run]\nname = "wire"\n[tasks]\nsource = "handmade"\n')
-    return load_config(file, overrides)
+def check(*overrides: str) -> None:
+    config = load_config("hello", overrides)
+    check_route(config, make_engine(config.engine.name, **config.engine.options))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["engine.weights=gloo"], "takes weights as files only"),
-        (["engine=vllm", "engine.weights=gloo", "train.lora=true"], "adapters are sent"),
-        (["engine=vllm", "engine.weights=nccl"], "there is none here"),
-        (["engine=vllm", "engine.weights=ibc"], "'file', 'gloo' or 'nccl'"),
-    ],
-)
-def test_routes_that_cannot_be(
-    overrides: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match=message):
-        check(config(tmp_path, *overrides))
-
-
-def check(chosen: Config) -> None:
-    check_route(chosen, make_engine(chosen.engine.name, **chosen.engine.options))
-
-
-def test_routes_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = ("engine=vllm", "engine.weights=nccl")
+    adapters = ("engine=vllm", "engine.weights=gloo", "train.lora=true")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    merged = ["engine=vllm", "engine.weights=gloo", "train.lora=true", "engine.options={lora_rank=0}"]
-    for overrides in ([], ["engine=vllm", "engine.weights=nccl"], merged):
-        check(config(tmp_path, *overrides))
+    for overrides in ((), nccl, (*adapters, "engine.options={lora_rank=0}")):
+        check(*overrides)
+    with pytest.raises(ConfigError, match="takes weights as files only"):
+        check("engine.weights=gloo")
+    with pytest.raises(ConfigError, match="adapters are sent"):
+        check(*adapters)
     with pytest.raises(ConfigError, match="a GPU for each"):
-        check(config(tmp_path, "engine=vllm", "engine.weights=nccl", "engine.share_devices=true"))
+        check(*nccl, "engine.share_devices=true")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match="there is none here"):
+        check(*nccl)
 
 
 def test_a_step_of_nccl_raises_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,8 +307,8 @@ def test_a_step_of_nccl_raises_where_it_is_waited_for(monkeypatch: pytest.Monkey
     assert seen == [("1", timedelta(seconds=7))] * 2
 
 
-async def test_ends_of_nccl_part_together_unless_one_failed(tmp_path: Path) -> None:
-    """What the one takes down the other may still read; one that failed keeps nobody waiting."""
+async def test_processes_leave_nccl_together_unless_one_failed(tmp_path: Path) -> None:
+    """Memory that one frees another may still read; a process that failed keeps none waiting."""
 
     def end(rank: int, name: str, seconds: float = WAIT) -> wire.TransferGroup:
         store = wire.dist.FileStore(str(tmp_path / name), 2)  # type: ignore[attr-defined]

@@ -13,10 +13,11 @@ import pytest_asyncio
 
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import EngineFault, LearnerFault
-from coderepairrl.learn import Learner, LearnSettings
+from coderepairrl.learn import LearnSettings
 from coderepairrl.sync.weights import StreamedEngine
 from coderepairrl.types import Sample, Sampling
 from engines.conftest import ask, real_vllm
+from learners import start_learner
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 PROMPT = list(range(40, 140))
@@ -39,8 +40,7 @@ def rows(seed: int) -> list[Sample]:
 
 async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
     settings = LearnSettings(algorithm="grpo", lr=1e-2, max_grad_norm=1e9, eps_low=0.99999, eps_high=1e9)
-    learner = await Learner.start(miniature, settings, log_dir=tmp_path, publish_dir=tmp_path)
-    try:
+    async with start_learner(miniature, tmp_path, settings) as learner:
         streamed = StreamedEngine(real, learner.send)
         before = await ask(real, PROMPT, GREEDY)
         version = 0
@@ -75,5 +75,3 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
         with pytest.raises(LearnerFault, match="died during send"):
             await loading
         assert await ask(real, PROMPT, GREEDY) == before, "a transfer that broke off changed what is served"
-    finally:
-        await learner.close()

@@ -9,6 +9,7 @@ import signal
 from dataclasses import replace
 from importlib.util import find_spec
 
+import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -20,7 +21,7 @@ from coderepairrl.learn.trainer import Trainer
 from learners import start_learner
 
 BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2), ([70, 72, 74, 71], 5)]
-"""With a row too few for each process, and with a prompt longer than a micro-batch."""
+"""Lengths and seeds; the third has too few rows for two processes, the last a prompt longer than a micro-batch."""
 SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, micro_tokens=50, eps_low=0.3, eps_high=0.3, max_grad_norm=1e9)
 LORA = Lora(rank=4, alpha=8)
 _NEEDS_DEEPSPEED = pytest.mark.skipif(
@@ -33,14 +34,6 @@ STRATEGIES = [
 ]
 
 
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def close_to(ours, theirs, tolerance=1e-5):
     counts = ("micro_batches", "computed_tokens", "repetition")  # rows are dealt in other micro-batches
     assert ours.keys() == theirs.keys()
@@ -49,7 +42,7 @@ def close_to(ours, theirs, tolerance=1e-5):
 
 
 def forked(rows):
-    """The two longest rows become branches of one episode, and all others begin as they do, too."""
+    """Make the two longest rows branches of one episode, and let all others begin as they do."""
     rows = sorted(rows, key=lambda row: -len(row.ids))
     if len(rows) > 1:
         rows[0] = replace(rows[0], weight=0.7)
@@ -60,12 +53,12 @@ def forked(rows):
 
 
 async def same_as_one(model, make_rows, tmp_path, settings, **more):
-    """Steps, checkpoint, resume and published weights of two processes, against one trainer; one of them is killed."""
+    """Compare steps, checkpoint, resume and published weights of two processes with one trainer; then kill one."""
     alone = Trainer(model, settings.with_changes(processes=1, strategy="ddp"))
     async with start_learner(model, tmp_path, settings, **more) as two:
         for lengths, seed in BATCHES:
             rows = forked(make_rows(lengths, seed))
-            close_to(await two.step(rows, 8), alone.step(rows, 8))  # of which some have no row
+            close_to(await two.step(rows, 8), alone.step(rows, 8))  # some of the 8 episodes have no row
         version, infinite = two.version, [replace(row, advantage=math.inf) for row in make_rows([20, 30], 3)]
         updates = settings.updates
         assert (await two.step(infinite))["skipped"] == alone.step(infinite)["skipped"] == updates
@@ -78,12 +71,12 @@ async def same_as_one(model, make_rows, tmp_path, settings, **more):
         await two.save(tmp_path / "c")
         blocked = tmp_path / "file"
         blocked.write_text("")
-        with pytest.raises(RunError, match="could not save"):  # on one of them; the others do not wait for it
+        with pytest.raises(RunError, match="could not save"):  # one of them fails; the other does not wait for it
             await two.save(blocked / "c")
         expected = await two.step(make_rows([20, 30], 4))
         assert await two.restore(tmp_path / "c") == len(BATCHES) + 1
         assert await two.step(make_rows([20, 30], 4)) == expected  # bit for bit
-        alone.restore(tmp_path / "c")  # whoever wrote it
+        alone.restore(tmp_path / "c")  # two processes wrote it
         close_to(alone.step(make_rows([20, 30], 4)), expected)
         rows = [row.ids for row in make_rows([9, 14])]
         for a, b in zip(await two.logprobs(rows), alone.logprobs(rows, 1.0), strict=True):
@@ -92,13 +85,13 @@ async def same_as_one(model, make_rows, tmp_path, settings, **more):
         if more:  # torchrun's
             return
         pids = two.pids
-        os.kill(pids[1], signal.SIGSTOP)  # so that it dies in the middle, when the other one waits for it
+        os.kill(pids[1], signal.SIGSTOP)  # so that it dies in the middle of a step, while the other waits for it
         step = asyncio.create_task(two.step(make_rows([20, 30], 4)))
         await asyncio.sleep(0)
         os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(LearnerFault, match=rf"process {pids[1]} killed by SIGKILL"):
             await step
-    assert not any(map(alive, pids))
+    assert not any(map(psutil.pid_exists, pids))
 
 
 async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
@@ -160,8 +153,8 @@ async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
         assert await two.step(make_rows([20, 30], 4)) == expected  # bit for bit
 
 
-def test_processes_that_find_different_ways_go_the_same(miniature, monkeypatch):
-    """Row by row, and in no chunks, if one of them has to."""
+def test_processes_agree_on_how_they_compute(miniature, monkeypatch):
+    """All compute row by row, and not in chunks, if one of them has to."""
     assert Trainer(miniature, SETTINGS)._budget == SETTINGS.micro_tokens
     monkeypatch.setattr("coderepairrl.learn.strategy.SingleProcess.gather", lambda self, value: [value, (True, False)])
     trainer = Trainer(miniature, SETTINGS)

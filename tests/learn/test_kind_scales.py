@@ -1,36 +1,33 @@
-"""Kinds of tasks in one batch: what part of the loss each has."""
+"""Kinds of tasks in one batch: each one's share of the loss."""
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from test_algorithms import episode
 
 from coderepairrl.config import Config
 from coderepairrl.learn import Batch
 from coderepairrl.learn.losses import LOSSES, LossScale, TrainedTokens
 from coderepairrl.stages.policy import make_batch
-from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
+from coderepairrl.types import Ending, Episode
 
-fresh = itertools.count(10)
 ALGORITHMS = ("gspo", "grpo", "dr_grpo")
 
 
 def group(kind: str, name: str, tokens: int, rewards: Sequence[float | None] = (0.0, 1.0)) -> list[Episode]:
-    made = []
-    for at, reward in enumerate(rewards):
-        said = TokenSpan(tuple(itertools.islice(fresh, tokens)), Origin.POLICY, (-0.5,) * tokens)
-        turn = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), said, versions=(VersionRange(0, 0, tokens),))
-        ending = Ending.VOID if reward is None else Ending.DONE
-        scores = (Score("r", reward or 0.0),)
-        made.append(
-            Episode(f"{name}-{at}", name, "train", 0, name, at, ending, turns=(turn,), scores=scores, kind=kind)
+    return [
+        replace(
+            episode(f"{name}-{at}", reward or 0.0, Ending.DONE if reward is not None else Ending.VOID, tokens),
+            **{"task_id": name, "group": name, "kind": kind},
         )
-    return made
+        for at, reward in enumerate(rewards)
+    ]
 
 
 MIXED = [
@@ -39,7 +36,7 @@ MIXED = [
     *group("detect", "d", 4),
     *group("detect", "v", 4, (None, None)),
 ]
-"""Of repair 8 episodes in 4 groups, one of which is flat; of detect 2 that are valid, ten times as short."""
+"""8 episodes of repair in 4 groups, one of them flat; 2 valid ones of detect, a tenth as long."""
 
 
 def config(algorithm: str, **more: Any) -> Config:
@@ -50,7 +47,7 @@ def config(algorithm: str, **more: Any) -> Config:
 
 
 def parts(made: Batch, algorithm: str) -> dict[str, float]:
-    """By kind the size of what its tokens' gradients come to, by the loss itself, over its groups that are not flat."""
+    """Sum of absolute gradients of each kind's tokens, by the loss itself."""
     kinds = {each.id: each.kind for each in MIXED}
     counts = [sum(sample.trained) for sample in made.samples]
     logp = torch.full((sum(counts),), -0.5, requires_grad=True)
@@ -66,16 +63,15 @@ def parts(made: Batch, algorithm: str) -> dict[str, float]:
     )
     LOSSES[algorithm](trained, LossScale(made.episodes, 0.2, 0.2, constant=1000)).value.backward()  # type: ignore[index]
     assert logp.grad is not None
-    found: dict[str, float] = defaultdict(float)
+    shares: dict[str, float] = defaultdict(float)
     for at, sample in enumerate(made.samples):
-        found[kinds[sample.episode_id]] += float(logp.grad[rows == at].abs().sum())
-    return found
+        shares[kinds[sample.episode_id]] += float(logp.grad[rows == at].abs().sum())
+    return shares
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_kind_with_few_tokens_is_not_drowned(algorithm: str) -> None:
-    """As it is, kinds weigh what they have: tokens where these are added up, else episodes. Balanced, equal parts; of
-    the informative episodes alone where the loss is their mean, or sums tokens."""
+    """Unbalanced, a kind's share is its number of tokens or episodes, by the algorithm; balanced, shares are equal."""
     plain = parts(make_batch(MIXED, config(algorithm)), algorithm)
     assert plain["repair"] / plain["detect"] == pytest.approx(30 if algorithm == "dr_grpo" else 3, rel=1e-3)
 

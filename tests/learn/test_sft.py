@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: cross-entropy as torch and TRL have it, and divergences from other models.
+"""Supervised fine-tuning: cross-entropy as torch computes it, and divergences from other models.
 
 References score every row alone through transformers' own attention, without packing, in float64.
 """
@@ -6,6 +6,7 @@ References score every row alone through transformers' own attention, without pa
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,26 +35,24 @@ MakeRows = Callable[..., list[Sample]]
 
 @pytest.fixture(scope="module")
 def rows(make_rows: MakeRows) -> list[Sample]:
-    """Two of them of one example, with weights of their own."""
-    made = make_rows(LENGTHS, seed=3)
-    return [replace(made[0], weight=0.7), replace(made[1], weight=0.3, episode_id="e0"), *made[2:]]
+    """Rows of which the first two belong to one example and have weights."""
+    first, second, *others = make_rows(LENGTHS, seed=3)
+    return [replace(first, weight=0.7), replace(second, weight=0.3, episode_id="e0"), *others]
 
 
 @pytest.fixture(scope="module")
 def teacher(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The miniature with other random weights, and wider."""
-    source, target = tmp_path_factory.mktemp("shape"), tmp_path_factory.mktemp("teacher")
-    for file in miniature.iterdir():
-        if file.suffix != ".safetensors":
-            (source / file.name).write_bytes(file.read_bytes())
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"hidden_size": 2 * config["hidden_size"]}))
-    init_random(source, target, seed=5)
-    return target
+    """The miniature, twice as wide, with other random weights."""
+    home = tmp_path_factory.mktemp("teacher")
+    shape = Path(shutil.copytree(miniature, home / "shape"))
+    config = json.loads((shape / "config.json").read_text())
+    (shape / "config.json").write_text(json.dumps(config | {"hidden_size": 2 * config["hidden_size"]}))
+    init_random(shape, home / "model", seed=5)
+    return home / "model"
 
 
 def logits(model: Any, row: Sample, temperature: float = 1.0) -> torch.Tensor:
-    """Of the trained tokens of a row."""
+    """Logits that predict a row's trained tokens."""
     at = [i - 1 for i, trained in enumerate(row.trained) if trained]
     return model(input_ids=torch.tensor([row.ids])).logits[0, at] / temperature
 
@@ -67,19 +66,19 @@ def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (p.exp() * (p - q)).sum(-1)
 
 
-def wide(folder: Path) -> Any:
+def load_float64(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
 
 
-def equal(found: dict[str, torch.Tensor], model: Any, tolerance: float) -> None:
+def check_gradient_of(model: Any, gradients: dict[str, torch.Tensor], tolerance: float) -> None:
     for name, parameter in model.named_parameters():
-        if name in found:
-            assert (found[name] - parameter.grad).abs().max().item() < tolerance, name
-    assert sum(gradient.abs().max().item() for gradient in found.values()) > 1e-3
+        if name in gradients:
+            assert (gradients[name] - parameter.grad).abs().max().item() < tolerance, name
+    assert sum(gradient.abs().max().item() for gradient in gradients.values()) > 1e-3
 
 
-def expected(model: Any, rows: list[Sample], weight: float, other: Any = None, teacher: Any = None) -> float:
-    """The loss: cross-entropy and `weight` times the KL from `other`, or the KL from `teacher`; with its gradient."""
+def compute_loss(model: Any, rows: list[Sample], weight: float, other: Any = None, teacher: Any = None) -> float:
+    """Cross-entropy plus `weight` times the KL from `other`, or the KL from `teacher`; also computes gradients."""
     tokens = sum(row.weight * sum(row.trained) for row in rows)
     loss = torch.zeros((), dtype=torch.float64)
     for row in rows:
@@ -99,9 +98,9 @@ def test_the_loss_and_its_gradient_are_cross_entropy(
     miniature: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics, gradient = gradient_of_step(Trainer(miniature, SFT), rows, monkeypatch)
-    model = wide(miniature)
-    assert metrics["loss"] == pytest.approx(expected(model, rows, 0.0), abs=1e-6)
-    equal(gradient, model, 1e-6)
+    model = load_float64(miniature)
+    assert metrics["loss"] == pytest.approx(compute_loss(model, rows, 0.0), abs=1e-6)
+    check_gradient_of(model, gradient, 1e-6)
     right = [(logits(model, row).argmax(-1) == targets(row)).double() for row in rows]
     nll = [cross_entropy(logits(model, row), targets(row), reduction="none") for row in rows]
     assert metrics["accuracy"] == pytest.approx(torch.cat(right).mean().item(), abs=1e-9)
@@ -118,13 +117,13 @@ def test_the_kl_term_is_against_the_initial_weights(
     assert trainer.step(rows)["kl"] == pytest.approx(0.0, abs=1e-6)
     trainer.step(rows)
     path, *_ = trainer.publish(tmp_path)
-    moved, initial = wide(path), wide(miniature)
+    moved, initial = load_float64(path), load_float64(miniature)
     before = {name: value.detach().double().clone() for name, value in trainer.policy.parameters.items()}
     metrics, gradient = gradient_of_step(trainer, rows, monkeypatch)
-    assert metrics["loss"] == pytest.approx(expected(moved, rows, 0.5, initial), abs=2e-6)
+    assert metrics["loss"] == pytest.approx(compute_loss(moved, rows, 0.5, initial), abs=2e-6)
     assert metrics["kl"] > 1e-3
     if lora is None:
-        equal(gradient, moved, 5e-6)
+        check_gradient_of(moved, gradient, 5e-6)
     else:
         weights = {name: parameter.grad for name, parameter in moved.named_parameters()}
         for name, a in before.items():
@@ -140,9 +139,9 @@ def test_collected_tokens_are_distilled_by_the_divergence_of_the_student_from_th
     trainer = Trainer(miniature, SFT.with_changes(teacher=str(teacher)))
     before = trainer.measure(rows)
     metrics, gradient = gradient_of_step(trainer, rows, monkeypatch)
-    model = wide(miniature)
-    assert metrics["loss"] == pytest.approx(expected(model, rows, 0.0, teacher=wide(teacher)), abs=1e-6)
-    equal(gradient, model, 1e-6)
+    model = load_float64(miniature)
+    assert metrics["loss"] == pytest.approx(compute_loss(model, rows, 0.0, teacher=load_float64(teacher)), abs=1e-6)
+    check_gradient_of(model, gradient, 1e-6)
     for _ in range(8):
         trainer.step(rows)
     assert trainer.measure(rows)["teacher_kl"] < 0.7 * before["teacher_kl"]
@@ -176,11 +175,11 @@ def test_on_policy_the_student_is_pulled_towards_the_teacher_beside_the_reward(
     _, alone = gradient_of_step(Trainer(miniature, plain), rows, monkeypatch)
     both = plain.with_changes(teacher=str(teacher), teacher_weight=0.3)
     metrics, gradient = gradient_of_step(Trainer(miniature, both), rows, monkeypatch)
-    student, wise = wide(miniature), wide(teacher)
+    student, wide = load_float64(miniature), load_float64(teacher)
     episodes, terms = len({row.episode_id for row in rows}), []
     for row in rows:
         with torch.no_grad():
-            there = logits(wise, row, 0.8)
+            there = logits(wide, row, 0.8)
         apart = divergence(logits(student, row, 0.8), there)
         terms.append(apart.detach())
         share = 1 / 16 if constant else row.weight / sum(row.trained)

@@ -69,19 +69,6 @@ def test_a_straight_episode_is_one_row_with_exactly_what_the_engine_saw():
     assert account == TokenAccount(7, 5, {}, {"stop_string": 2}, row_tokens=10, distinct_tokens=10)
 
 
-def test_a_fork_trains_the_shared_prefix_in_its_first_row_only():
-    turns = (turn(0, None, 3, 4), turn(1, 0, 1, 2), turn(2, 0, 1, 6))
-    rows, account = stitch_episode(episode(*turns), 1.0, max_tokens=100)
-    assert [row.ids for row in rows] == [sequence(turns, 1), sequence(turns, 2)]
-    assert [sum(row.trained) for row in rows] == [6, 6]
-    assert rows[1].trained[:8] == (False,) * 8  # the prefix and its output, as context
-    assert rows[1].logprobs[3:7] == turns[0].output.logprobs
-    assert [row.weight for row in rows] == [0.5, 0.5]
-    assert (account.row_tokens, account.distinct_tokens) == (10 + 14, 17)
-    assert account.expansion == pytest.approx(24 / 17)
-    assert account.delivered == 1.0
-
-
 def test_a_fork_inside_a_turn_has_what_it_keeps_as_context_and_trains_the_turns_before_it():
     turns = (
         turn(0, None, 3, 2),

@@ -35,16 +35,7 @@ def test_steps_go_on_bit_for_bit(kind, miniature, make_rows, tmp_path):
         assert saved[0] == saved[1]
 
 
-def test_tied_weights_stay_one(miniature):
-    trainer = Trainer(miniature, KINDS["all weights"])
-    head, table = (
-        trainer.policy.model.get_output_embeddings().weight,
-        trainer.policy.model.get_input_embeddings().weight,
-    )
-    tied = head.data_ptr() == table.data_ptr()
-    trainer.offload()
-    trainer.reload()
-    assert (head.data_ptr() == table.data_ptr()) == tied
+def test_tied_weights_stay_one():
     own, twin = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     twin.weight = torch.nn.Parameter(own.weight.data)  # another parameter on the same values
     offloader = Offloader(torch.device("cpu"))
@@ -57,7 +48,7 @@ def test_tied_weights_stay_one(miniature):
     assert twin.weight[0, 0] == 8.0
 
 
-def test_meanwhile_nothing_is_computed(miniature, make_rows, tmp_path):
+def test_an_offloaded_trainer_refuses_to_compute(miniature, make_rows, tmp_path):
     trainer = Trainer(miniature, KINDS["adapters"])
     trainer.save(tmp_path / "saved")
     trainer.offload()

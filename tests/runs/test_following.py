@@ -1,4 +1,4 @@
-"""A log that is followed says the same as one that is read, whatever moment it is looked at."""
+"""A log that is followed gives the same records as one that is read, at every moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return RunMaker(tmp_path_factory.mktemp("runs") / "run").run(2, evaluations=(0, 2)).folder.log
 
 
-def test_it_says_what_the_log_says(log: Path) -> None:
+def test_a_follower_reads_what_the_log_holds(log: Path) -> None:
     follower = Follower(log)
     records = list(follower.records())
     whole = list(read_records(log))
@@ -37,13 +37,13 @@ def test_a_log_that_grows_is_read_once_and_whole(log: Path, tmp_path: Path, size
     growing = tmp_path / "log.jsonl"
     follower = Follower(growing)
     assert list(follower.records()) == [], "a run that has not begun has no log"
-    found = []
+    records = []
     with growing.open("ab") as file:
         for at in range(0, len(data), size):
             file.write(data[at : at + size])
             file.flush()
-            found += list(follower.records())
-    assert found == list(Follower(growing).records()) and not follower.notice
+            records += list(follower.records())
+    assert records == list(Follower(growing).records()) and not follower.notice
 
 
 def test_other_spacing_and_a_second_try_are_read(log: Path, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_turns_are_there_before_the_verdict(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{\n", b"[]\n", b"{}\n", b'{"type":"verdict"}\n', b'{"type":"turn","turn":3}\n'])
-def test_damage_ends_what_can_be_read_and_is_said(log: Path, tmp_path: Path, line: bytes) -> None:
+def test_reading_ends_at_damage_with_a_notice(log: Path, tmp_path: Path, line: bytes) -> None:
     head = log.read_bytes().splitlines(keepends=True)[:5]
     broken = tmp_path / "log.jsonl"
     broken.write_bytes(b"".join([*head, line, *head]))
@@ -77,7 +77,7 @@ def test_damage_ends_what_can_be_read_and_is_said(log: Path, tmp_path: Path, lin
     assert list(follower.records()) == []
 
 
-def test_a_changed_turn_is_said(log: Path, tmp_path: Path) -> None:
+def test_a_changed_turn_is_reported(log: Path, tmp_path: Path) -> None:
     lines = log.read_bytes().splitlines(keepends=True)
     number = next(at for at, line in enumerate(lines, 1) if line.startswith(b'{"type":"turn"'))
     edited = tmp_path / "log.jsonl"
@@ -88,7 +88,7 @@ def test_a_changed_turn_is_said(log: Path, tmp_path: Path) -> None:
     assert f"line {number}" in follower.notice and "checksum" in follower.notice
 
 
-def test_a_log_that_was_replaced_is_no_traceback(log: Path, tmp_path: Path) -> None:
+def test_a_replaced_log_is_a_run_error(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "log.jsonl"
     copy.write_bytes(log.read_bytes())
     follower = Follower(copy)

@@ -1,4 +1,4 @@
-"""Examples to learn from keep every token and message, and damage is named."""
+"""Examples are written and read with every token and message, and damage is named."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_examples_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pyt
     assert read_examples(tmp_path / "empty.parquet") == []
 
 
-def test_others_read_the_file(tmp_path: Path) -> None:
+def test_datasets_reads_the_file(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     write_examples(tmp_path / "x.parquet", [EXACT, RENDERED])
     table = datasets.Dataset.from_parquet(str(tmp_path / "x.parquet"), cache_dir=str(tmp_path / "cache"))

@@ -72,13 +72,9 @@ def test_codec_refuses_unknown_fields_and_other_shapes() -> None:
             codec.restore(Episode, data)
 
 
-def test_log_survives_a_torn_line_and_has_one_writer(run: RunFolder) -> None:
+def test_a_log_survives_a_torn_line(run: RunFolder) -> None:
     log = run.writer()
     log.append("one", value=1)
-    other = f"from coderepairrl.runs import Log; from pathlib import Path; Log(Path({str(run.log)!r}))"
-    second = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True)
-    assert second.returncode != 0
-    assert "another process is writing" in second.stderr
     log.close()
     with run.log.open("ab") as file:
         file.write(b'{"type": "two", "va')
@@ -86,13 +82,6 @@ def test_log_survives_a_torn_line_and_has_one_writer(run: RunFolder) -> None:
     with closing(run.writer()) as log:
         log.append("three")
     assert [record["type"] for record in run.records()] == ["one", "three"]
-
-
-def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"type":"a"}\nnot json\n{"type":"b"}\n')
-    with pytest.raises(RunError, match="log.jsonl:2"):
-        list(RunFolder(tmp_path).records())
 
 
 def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_an_older_version(run: RunFolder) -> None:
@@ -142,8 +131,8 @@ for append in (lambda row: log.append("line", **row), run.add_metrics):
         assert [row["number"] for row in rows] == list(range(int(line.split()[0])))
 
 
-def test_tasks_leave_a_trace(run: RunFolder) -> None:
-    """Each as it was given, once; one that changed stands there as it was and as it is."""
+def test_tasks_are_kept_as_they_were_and_as_they_are(run: RunFolder) -> None:
+    """A task that is added again is kept once, a changed one in both versions."""
     assert run.tasks() == {}
     checks = Checks((Command(("true",)),), {"f": "\udcff"})
     first = Task("a", "x\u2028", "c", "dir:/x", b"\xff", checks, created="2024-02-29")
@@ -179,7 +168,7 @@ def test_a_torn_task_is_written_again_and_any_other_damage_is_named(run: RunFold
 
 
 def test_run_json_has_the_versions_that_numbers_depend_on(tmp_path: Path) -> None:
-    """Of what learns here, and of the engine, which may run in another Python; what is not there is absent."""
+    """Packages of the learner, and of the engine, which may run in another Python; a missing one is "absent"."""
     plain, served = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "served")
     plain.create("", {"name": "plain"})
     served.create("", {"name": "served"}, {"vllm": "0.32.0"})
@@ -202,7 +191,7 @@ def test_episodes_are_put_together_from_the_log(run: RunFolder) -> None:
     assert list(run.episodes()) == [episode]
 
 
-def test_a_folder_that_is_no_run(run: RunFolder) -> None:
+def test_only_run_folders_of_this_schema_are_opened(run: RunFolder) -> None:
     with pytest.raises(UsageError, match="not a run folder"):
         open_run(run.path.parent)
     about = run.path / "run.json"
@@ -227,7 +216,7 @@ def test_a_start_that_failed_before_the_first_record_is_no_run(tmp_path: Path) -
     assert run.config.read_text() == "second = 2"
 
 
-def test_a_folder_of_somebody_elses_files_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("mine")
     with pytest.raises(UsageError, match="other files"):
         RunFolder(tmp_path).create("theirs", {})

@@ -1,4 +1,4 @@
-"""The base install, without torch: what works in it, and what says which extra it needs."""
+"""The base install, without torch: what works, and which commands name the extra that they need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Base:
     environment: Mapping[str, str]
 
     async def crrl(self, *arguments: str, code: int = 0) -> tuple[str, str]:
-        """What a command that ends with `code` prints to stdout and stderr."""
+        """Run a command that must end with `code`; return its stdout and stderr."""
         process = await asyncio.create_subprocess_exec(
             *(self.python, "-m", "coderepairrl.cli", *arguments),
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**os.environ, **self.environment}},
@@ -44,7 +44,7 @@ class Base:
 
 @pytest.fixture(scope="module", params=["hidden", pytest.param("installed", marks=pytest.mark.real)])
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Base:
-    """This Python, which does not find what the extra train installs; or one where pip installed the base."""
+    """This Python, with the packages of the extra train hidden, or one in which pip installed only the base."""
     if request.param == "hidden":
         return Base(sys.executable, {"PYTHONPATH": str(HERE)})
     folder = tmp_path_factory.mktemp("base")
@@ -56,7 +56,7 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @asynccontextmanager
 async def endpoint() -> AsyncIterator[str]:
-    """The URL of a model that calls a tool in its first reply where it has tools, and then ends."""
+    """Serve a model that calls a tool once, if it has tools, and then ends; yield its URL."""
 
     async def reply(request: web.Request) -> web.Response:
         body = await request.json()
@@ -70,7 +70,7 @@ async def endpoint() -> AsyncIterator[str]:
         yield url
 
 
-async def test_policies_behind_a_url_are_measured_and_taught_from(
+async def test_remote_policies_are_evaluated_and_collected_from(
     base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
 ) -> None:
     """`eval`, `collect`, and what reads their folders: `report`, `view`, `compare`, `grade`."""
@@ -100,7 +100,9 @@ async def test_policies_behind_a_url_are_measured_and_taught_from(
     assert Path("report.html").is_file() and Path("pages/index.html").is_file()
 
 
-async def test_tasks_and_scores(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None) -> None:
+async def test_tasks_are_listed_verified_and_scored(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.diff").write_text("diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x = 1\n+x = 2\n")
     scored, _ = await base.crrl("score", "--oracle", "a.diff", "--patch", "a.diff")
@@ -127,7 +129,7 @@ async def test_tasks_and_scores(base: Base, tmp_path: Path, monkeypatch: pytest.
     ],
     ids=" ".join,
 )
-async def test_models_here_need_the_extra_that_is_named(
+async def test_commands_with_a_local_model_name_the_extra_they_need(
     base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,4 @@
-"""Every architecture is trained as it is: in prefix trees where they change nothing, else row by row, and never
-silently wrong."""
+"""Every architecture is trained correctly: in prefix trees if these change nothing, else row by row."""
 
 from __future__ import annotations
 
@@ -31,15 +30,15 @@ HALF = LearnSettings(precision="bf16", lora=Lora(rank=2, alpha=4, targets=("o_pr
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Random weights of an architecture."""
-    home, made = tmp_path_factory.mktemp("architectures"), dict[str, Path]()
+    """Return a function that gives the folder of a model with random weights, by architecture."""
+    home, written = tmp_path_factory.mktemp("architectures"), dict[str, Path]()
 
     def folder(name: str) -> Path:
-        if name not in made:
-            target = home / str(len(made))
-            init_random(ARCHITECTURES[name].write(home / "config" / str(len(made))), target, 0)
-            made[name] = target  # once it is whole
-        return made[name]
+        if name not in written:
+            target = home / str(len(written))
+            init_random(ARCHITECTURES[name].write(home / "config" / str(len(written))), target, 0)
+            written[name] = target  # once it is whole
+        return written[name]
 
     return folder
 
@@ -117,7 +116,7 @@ def test_a_wrong_recurrence_is_caught_by_test_and_probe(wrong, folders, monkeypa
 
 
 def test_a_detached_state_is_caught_by_gradients_alone(folders, monkeypatch):
-    """Of the states with which parts of a tree begin; by the probe, too."""
+    """Detach the states with which parts of a tree begin; the probe notices, too."""
     folder = folders("Nemotron-H")
     policy, expected = Policy.load(folder), run_alone(folder, torch.float32)
 
@@ -139,12 +138,12 @@ def test_a_lost_state_is_caught_by_the_probe_in_16_bits_too(name, folders, monke
 
 def test_ignored_sinks_are_caught_by_the_probe(folders, monkeypatch):
     monkeypatch.setattr(attention, "_add_sink", lambda query, key, value, spans, _: (query, key, value, spans))
-    found = Policy.load(folders("gpt-oss")).probe_result
-    assert (found.way, found.attention) == ("rows", "eager")
+    result = Policy.load(folders("gpt-oss")).probe_result
+    assert (result.way, result.attention) == ("rows", "eager")
 
 
 def test_rounding_of_large_weights_is_no_mistake(folders, tmp_path, monkeypatch):
-    """In float32 a tree differs from its rows by more than is allowed, in float64 it does not."""
+    """In float32 a tree differs from its rows by more than the probe allows, in float64 it does not."""
     model = Policy.load(folders("Llama")).model
     model.get_input_embeddings().weight.data[:, 0] = 2.0
     for seed in range(8):  # on some processors the first weights round alike
@@ -161,14 +160,14 @@ def test_rounding_of_large_weights_is_no_mistake(folders, tmp_path, monkeypatch)
     pytest.fail("no weights whose rounding is seen")
 
 
-def test_a_head_that_nobody_knows_is_refused(folders, monkeypatch):
+def test_a_head_that_is_not_linear_is_refused(folders, monkeypatch):
     monkeypatch.setattr("coderepairrl.learn.packed.finish_logits", lambda logits, config: logits)
     with pytest.raises(UsageError, match="not a linear function"):
         Policy.load(folders("Granite 3"))
 
 
 @pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3 MoE", "gpt-oss", "Nemotron-H", "MiniMax-M2"])
-def test_in_16_bits_the_probe_takes_them_too_and_leaves_them_as_they_were(name, folders):
+def test_the_probe_accepts_models_in_16_bits_and_restores_them(name, folders):
     policy = Policy.load(folders(name), HALF)
     assert policy.probe_result.way == "trees"
     with loading.TensorFiles(folders(name), loading.MODEL) as stored:
@@ -231,7 +230,7 @@ def test_a_routers_bias_is_given_in_full(name, folders, tmp_path):
         ("gpt-oss", {"q_proj", "k_proj", "v_proj", "o_proj"}),
     ],
 )
-def test_adapters_are_on_what_a_model_has(name, targets, folders, tmp_path):
+def test_default_adapters_fit_the_architecture(name, targets, folders, tmp_path):
     policy = Policy.load(folders(name), LearnSettings(lora=Lora(rank=2, alpha=4)))
     assert targets <= {key.split(".lora_")[0].rpartition(".")[2] for key in policy.parameters}
     policy.save(tmp_path)
@@ -239,13 +238,13 @@ def test_adapters_are_on_what_a_model_has(name, targets, folders, tmp_path):
 
 
 @EVERY
-def test_the_page_says_how_each_is_trained(name):
+def test_the_page_lists_how_each_architecture_is_trained(name):
     page = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
     assert ARCHITECTURES[name].row(name) in page.read_text()
 
 
 def test_the_language_model_of_a_multimodal_one_is_taken_out(tmp_path):
-    """As Qwen3.5 is published; nothing of it is computed otherwise."""
+    """As Qwen3.5 is published."""
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
     text = {**SIZES, **ARCHITECTURES["Qwen3.5"].config}

@@ -1,4 +1,4 @@
-"""Models are loaded whole or not at all: names and shapes of weights are those of their config.json."""
+"""A model is loaded if names and shapes of its weights are those of its config.json."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_random_weights_follow_the_seed(folder, tmp_path):
     assert Policy.load(tmp_path / "a").model.config.model_type == "qwen3"
 
 
-def test_codes_in_place_of_weights_are_left_to_engines(folder):
+def test_quantised_weights_are_not_checked(folder):
     rewrite(folder, lambda t: {f"{name}_packed": v for name, v in t.items()})
     configure(folder, quantization_config={"quant_method": "awq"})
     check_weights(folder)  # test_quantised.py: the learner refuses them
@@ -115,7 +115,7 @@ def test_a_config_that_contradicts_itself_is_named(folder, tmp_path):
             load()
 
 
-def test_a_copy_of_a_shared_weight_is_one_or_refused(folder):
+def test_two_different_copies_of_a_shared_weight_are_refused(folder):
     rewrite(folder, lambda t: t | {"lm_head.weight": t[EMBEDDING].clone()})
     Policy.load(folder)
     rewrite(folder, lambda t: t | {"lm_head.weight": t[EMBEDDING] + 1})
@@ -153,19 +153,19 @@ def write(folder: Path, kind: str, **more: object) -> Path:
     return folder
 
 
-def test_an_architecture_with_attention_of_its_own_is_loaded(tmp_path):
+def test_an_architecture_with_its_own_attention_is_trained_row_by_row(tmp_path):
     assert Policy.load(write(tmp_path, "falcon")).probe_result.way == "rows"
 
 
 def test_an_architecture_that_fails_is_named(tmp_path):
-    """Without a rotary dimension."""
+    """StableLM without a rotary dimension."""
     with pytest.raises(UsageError, match="StableLmForCausalLM fails on a row of . tokens: RuntimeError") as refused:
         Policy.load(write(tmp_path, "stablelm", intermediate_size=48))
     assert "docs/reference/models.md" in refused.value.fix
 
 
-def test_layers_that_drop_values_do_not_where_they_are_checkpointed(tmp_path, make_rows):
-    """In OPT a layer does so itself, not a module in it."""
+def test_checkpointed_layers_apply_no_dropout(tmp_path, make_rows):
+    """OPT applies it in the layer itself, not in a module."""
     from coderepairrl.learn.pack import pack_samples
 
     sizes = {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.5}
@@ -209,7 +209,7 @@ def adapter(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"of_next_year": 3},
     ],
 )
-def test_an_option_of_peft_that_is_not_understood_is_refused(option, adapter, miniature, tmp_path):
+def test_an_unsupported_option_of_peft_is_refused(option, adapter, miniature, tmp_path):
     copy = Path(shutil.copytree(adapter, tmp_path / "adapter"))
     file, (name,) = copy / "adapter_config.json", option
     file.write_text(json.dumps(json.loads(file.read_text()) | option))
@@ -221,7 +221,7 @@ def test_an_option_of_peft_that_is_not_understood_is_refused(option, adapter, mi
 @pytest.mark.parametrize(
     ("pattern", "part"), [("all-linear", ""), (r".*\.0\.self_attn\.[qk]_proj", r"\.0\.self_attn\.[qk]_proj")]
 )
-def test_a_pattern_stands_for_the_layers_in_the_file(pattern, part, adapter, miniature, tmp_path):
+def test_a_target_pattern_stands_for_the_layers_in_the_file(pattern, part, adapter, miniature, tmp_path):
     """As peft merges them."""
     from peft import PeftModel
 

@@ -1,4 +1,4 @@
-"""Adapters: they start as nothing, alone are trained, and are read by peft, transformers and the engines."""
+"""Adapters start as zero, alone are trained, and are read by peft, transformers and engines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import hashlib
 import pytest
 import safetensors.torch
 import torch
+from peft import PeftModel
 from scoring import score_row
+from transformers import AutoModelForCausalLM
 
 from coderepairrl.config import load_config
 from coderepairrl.config.schema import Lora
@@ -70,9 +72,6 @@ def test_adapters_start_as_nothing_and_are_all_that_is_trained(miniature, make_r
 
 
 def test_a_checkpoint_is_what_peft_and_transformers_read(miniature, make_rows, trained, tmp_path):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     trained.save(tmp_path / "c")
     rows = make_rows(LENGTHS, 5)
     expected = ours(trained, rows)
@@ -86,9 +85,6 @@ def test_a_checkpoint_is_what_peft_and_transformers_read(miniature, make_rows, t
 
 
 def test_published_merged_or_as_adapter(miniature, make_rows, trained, tmp_path):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     before = {name: p.clone() for name, p in trained.policy.model.named_parameters()}
     merged, version, _ = trained.publish(tmp_path / "merged")
     adapter, _, checksum = trained.publish(tmp_path / "adapter", "adapter")

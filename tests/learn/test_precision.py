@@ -1,4 +1,4 @@
-"""Options that trade time for memory change nothing else: bfloat16, checkpointing, chunks of logits, small moments."""
+"""What bfloat16, a float32 head and small moments change, and what they do not."""
 
 from __future__ import annotations
 
@@ -18,39 +18,13 @@ from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import require_packages
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.installs import install_extra
-from peak import Peak
 
 LENGTHS = [30, 12, 45, 8, 21, 33]
 LORA = Lora(rank=4, alpha=8)
 
 
-def gradient(policy, batch, **options):
-    with Peak() as peak:
-        policy.logprobs(batch, 0.9, **options).square().sum().backward()
-    found = {name: p.grad.clone() for name, p in policy.parameters.items()}
-    policy.model.zero_grad()
-    return found, peak.bytes
-
-
 def flat(trainer):
     return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.parameters.values()])
-
-
-def test_chunked_logits_equal_whole_ones_in_less_memory(make_rows, tmp_path):
-    """A small network with many words: what is held is the logits."""
-    from transformers import Qwen3Config
-
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    Qwen3Config(vocab_size=4096, num_key_value_heads=1, head_dim=16, **sizes).save_pretrained(tmp_path)
-    init_random(tmp_path, tmp_path / "model", 0)
-    policy, batch = Policy.load(tmp_path / "model"), pack_samples(make_rows([300]))
-    whole, much = gradient(policy, batch)
-    chunked, little = gradient(policy, batch, logits=16 * 4096)
-    for name, value in whole.items():
-        assert (chunked[name] - value).abs().max().item() < 1e-6 * max(1.0, value.abs().max().item()), name
-    logits = 4 * len(batch.at_N) * 4096
-    assert much > 2 * logits  # with their gradient
-    assert little < logits
 
 
 def test_bf16_computes_in_bfloat16_and_trains_in_float32(miniature, make_rows, tmp_path):
@@ -75,7 +49,7 @@ def test_bf16_computes_in_bfloat16_and_trains_in_float32(miniature, make_rows, t
 
 @pytest.fixture(scope="module")
 def confident(tmp_path_factory):
-    """A network of large logits, as those of a trained model are: up to about 30."""
+    """A network with logits up to about 30, as large as those of a trained model."""
     from transformers import Qwen3Config
 
     folder = tmp_path_factory.mktemp("confident")
@@ -94,24 +68,24 @@ def confident(tmp_path_factory):
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_a_float32_head_rounds_no_logit(lora, confident, make_rows):
-    """Of the same hidden states, against float64; `-rP` prints the errors of docs/guides/memory.md."""
+    """Compare with float64 on the same hidden states; `-rP` prints the errors of docs/guides/memory.md."""
     batch = pack_samples(make_rows([120, 80]))
     policy = Policy.load(confident, LearnSettings(precision="bf16", lora=lora))
     with torch.no_grad():
-        found = policy.logprobs(batch, 1.0)
+        logprobs = policy.logprobs(batch, 1.0)
         with torch.autocast("cpu", torch.bfloat16):
             hidden = policy._packed.hidden(batch)[batch.at_N]
         weight = policy.model.get_output_embeddings().weight.bfloat16()  # as an engine has it
         logits = hidden.double() @ weight.double().T
         exact = logits.log_softmax(-1).gather(1, batch.target_N[:, None])[:, 0]
-    largest = (found - exact).abs().max().item()
+    largest = (logprobs - exact).abs().max().item()
     print(f"logits up to {logits.abs().max():.0f}, logprobs off by up to {largest:.1g}")
     assert largest < 1e-4
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_a_float32_heads_gradients_are_those_of_float64(lora, confident):
-    """Of the states that it is given, and of its own weights where they are trained."""
+def test_gradients_of_a_float32_head_are_those_of_float64(lora, confident):
+    """Gradients of hidden states, and of its own weights if these are trained."""
     policy = Policy.load(confident, LearnSettings(precision="bf16", lora=lora))
     weight = policy.model.get_output_embeddings().weight
     generator = torch.Generator().manual_seed(0)
@@ -158,7 +132,7 @@ def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_polic
         ("bitsandbytes", "model.quantise=nf4", {"quantise": "nf4", "lora": LORA}),
     ],
 )
-def test_what_is_not_installed_is_named(package, setting, options, monkeypatch):
+def test_a_missing_package_is_named_with_the_setting_that_needs_it(package, setting, options, monkeypatch):
     for name in ("deepspeed", "bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(PrerequisiteError, match=f"{setting} needs the package {package}") as refused:

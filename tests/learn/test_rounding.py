@@ -12,7 +12,7 @@ LOW, HIGH = 1 - 2e-5, 1 + 4e-4
 
 
 def row_means(dtype: torch.dtype, attention: str) -> torch.Tensor:
-    """The mean logprob of each row, by one of the two programs that transformers has for attention."""
+    """Mean logprob of each row by one of transformers' programs for attention."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     sizes = {"vocab_size": 2000, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32}
@@ -26,7 +26,7 @@ def row_means(dtype: torch.dtype, attention: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_two_programs_of_one_model(dtype: torch.dtype) -> None:
+def test_ratios_between_two_attention_programs(dtype: torch.dtype) -> None:
     """No update was made, so every ratio should be 1; `-rP` prints the numbers of docs/guides/memory.md."""
     difference = row_means(dtype, "sdpa") - row_means(dtype, "eager")
     ratios = difference.exp()

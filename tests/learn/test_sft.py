@@ -112,7 +112,7 @@ def test_the_loss_and_its_gradient_are_cross_entropy(
 def test_the_kl_term_is_against_the_initial_weights(
     lora: Lora | None, miniature: Path, rows: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a few steps, which move the policy away from them."""
+    """A few steps have moved the policy away from them."""
     trainer = Trainer(miniature, SFT.with_changes(beta=0.5, lora=lora))
     assert trainer.step(rows)["kl"] == pytest.approx(0.0, abs=1e-6)
     trainer.step(rows)
@@ -133,7 +133,7 @@ def test_the_kl_term_is_against_the_initial_weights(
                 assert (gradient[name.replace(".lora_A.", ".lora_B.")] - wanted).abs().max().item() < 5e-6, name
 
 
-def test_collected_tokens_are_distilled_by_the_divergence_of_the_student_from_the_teacher(
+def test_a_teacher_of_collected_tokens_is_distilled(
     miniature: Path, teacher: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(miniature, SFT.with_changes(teacher=str(teacher)))
@@ -153,7 +153,7 @@ def test_a_teacher_may_pad_the_vocabulary_otherwise() -> None:
     assert torch.allclose(kl_divergence(ours, theirs), kl_divergence(ours[:, :9], theirs))
 
 
-def test_what_is_measured_is_what_a_step_would_find_and_moves_nothing(miniature: Path, rows: list[Sample]) -> None:
+def test_measuring_equals_a_step_and_changes_no_weight(miniature: Path, rows: list[Sample]) -> None:
     trainer = Trainer(miniature, SFT.with_changes(beta=0.1))
     before = {name: value.clone() for name, value in trainer.policy.parameters.items()}
     measured = trainer.measure(rows)
@@ -166,10 +166,10 @@ def test_what_is_measured_is_what_a_step_would_find_and_moves_nothing(miniature:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo"])
-def test_on_policy_the_student_is_pulled_towards_the_teacher_beside_the_reward(
+def test_a_teacher_of_sampled_tokens_is_added_to_the_reward(
     algorithm: str, miniature: Path, teacher: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient is the sum of both, by weight: of the algorithm alone, and of KL(student || teacher) in float64."""
+    """The gradient is the weighted sum of the algorithm's and that of KL(student || teacher) in float64."""
     constant = 16 if algorithm == "dr_grpo" else None
     plain = LearnSettings(algorithm=algorithm, micro_tokens=40, max_completion_tokens=constant, temperature=0.8)
     _, alone = gradient_of_step(Trainer(miniature, plain), rows, monkeypatch)

@@ -29,7 +29,7 @@ fresh = itertools.count(1000)
 
 
 def turn(index, base, given=1, output=1, *, tail=0, masked="", version=0, sampling=None, finish=Finish.STOP, fork=None):
-    """A turn whose every id is unique in the world, so that a row says where its tokens come from."""
+    """A turn with ids that no other turn has, which show where a row's tokens come from."""
 
     def said(n):
         ids = tuple(itertools.islice(fresh, n))

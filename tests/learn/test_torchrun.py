@@ -1,13 +1,12 @@
-"""A learner that torchrun starts on two machines: two torchrun processes of this one, over gloo and loopback.
+"""A learner that torchrun starts on two machines: here two torchrun processes, over gloo and loopback.
 
-That it works over NCCL and between real machines is not shown.
+NCCL and real machines are not tested.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from coderepairrl.learn.learner import LearnerService
 from coderepairrl.learn.remote import SECRET, RemoteLearner
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import ChildDied, encode_frame
+from coderepairrl.runs import RunFolder
 from learners import start_learner
 
 TWO = SETTINGS.with_changes(processes=2)
@@ -46,26 +46,24 @@ def listen():
     return free_address()
 
 
-class Machine:
-    """One torchrun with one rank; its `log` is what both print."""
+def start_torchrun(listen, meeting, log, restarts):
+    """Start torchrun with one rank; both print to `log`."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", "--local-addr=127.0.0.1"]
+    command += [f"--max-restarts={restarts}", "-m", "coderepairrl.learn.torchrun", listen]
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with log.open("wb") as sink:
+        return subprocess.Popen(command, stdout=sink, stderr=sink, env=env)
 
-    def __init__(self, listen, meeting, log, restarts):
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", "--local-addr=127.0.0.1"]
-        command += [f"--max-restarts={restarts}", "-m", "coderepairrl.learn.torchrun", listen]
-        env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        self.log = log
-        with log.open("wb") as sink:
-            self.process = subprocess.Popen(command, stdout=sink, stderr=sink, env=env)
 
-    def kill_rank(self):
-        (rank,) = psutil.Process(self.process.pid).children()
-        rank.kill()
+def kill_rank(machine):
+    (rank,) = psutil.Process(machine.pid).children()
+    rank.kill()
 
-    async def end(self):
-        """Its exit status."""
-        return await asyncio.to_thread(self.process.wait, 60)
+
+async def wait_for_exit(machines):
+    return [await asyncio.to_thread(machine.wait, 60) for machine in machines]
 
 
 @contextmanager
@@ -75,9 +73,9 @@ def two_machines(listen, folder, restarts=0):
     with ExitStack() as started:
         machines = []
         for number in range(2):
-            machines.append(Machine(listen, meeting, folder / f"torchrun-{number}.log", restarts))
-            started.callback(machines[-1].process.wait)
-            started.callback(machines[-1].process.kill)
+            machines.append(start_torchrun(listen, meeting, folder / f"torchrun-{number}.log", restarts))
+            started.callback(machines[-1].wait)
+            started.callback(machines[-1].kill)
         yield machines
 
 
@@ -90,7 +88,7 @@ async def test_two_machines_do_what_one_process_does(listen, miniature, make_row
             await two.save(tmp_path / "c")
             await two.restore(tmp_path / "c")
             expected = await two.step(make_rows([20, 30], 4))
-            machines[1].kill_rank()
+            kill_rank(machines[1])
             with pytest.raises(
                 LearnerFault, match=r"died during .*connection to the learner, process .* was lost"
             ) as lost:
@@ -99,7 +97,7 @@ async def test_two_machines_do_what_one_process_does(listen, miniature, make_row
         async with start_learner(miniature, tmp_path, TWO, listen=listen) as again:
             assert await again.restore(tmp_path / "c") == 1
             assert await again.step(make_rows([20, 30], 4)) == expected  # bit for bit
-        assert [await machine.end() for machine in machines] == [0, 0], "they end with the run"
+        assert await wait_for_exit(machines) == [0, 0], "they end with the run"
     async with start_learner(miniature, tmp_path, SETTINGS) as one:  # another number of processes
         await one.restore(tmp_path / "c")
         close_to(await one.step(make_rows([20, 30], 4)), expected)
@@ -121,7 +119,7 @@ async def test_each_strategy_is_the_same_on_two_machines(strategy, options, list
 
 @pytest.mark.real
 async def test_a_run_whose_rank_is_killed_ends_with_the_same_weights(listen, tmp_path):
-    """By the commands alone: torchrun ends with the rank, the run waits until it is started again."""
+    """Torchrun ends with its rank; the run waits until it is started again."""
 
     def command(name, *more):
         settings = [f"run.name={name}", f"run.dir={tmp_path}", "run.steps=3", "train.processes=2"]
@@ -141,33 +139,30 @@ async def test_a_run_whose_rank_is_killed_ends_with_the_same_weights(listen, tmp
                 while not (metrics.exists() and metrics.read_text()):
                     assert run.poll() is None, run.stdout.read()
                     await asyncio.sleep(0.2)
-                first[1].kill_rank()
-                assert [await machine.end() for machine in first] == [1, 1]
+                kill_rank(first[1])
+                assert await wait_for_exit(first) == [1, 1]
                 with two_machines(listen, tmp_path / "second") as second:
-                    said = (await asyncio.to_thread(run.communicate))[0]
-                    assert [await machine.end() for machine in second] == [0, 0]
+                    output = (await asyncio.to_thread(run.communicate))[0]
+                    assert await wait_for_exit(second) == [0, 0]
         finally:
             run.kill()
-    assert run.returncode == 0, said
-    assert "connection to the learner" in said and said.count("start it: TORCH_") == 2, said
-    local, remote = (
-        [each["checksum"] for line in (tmp_path / name / "log.jsonl").read_text().splitlines()
-         if (each := json.loads(line))["type"] == "step"]
-        for name in ("local", "remote")
-    )  # fmt: skip
+    assert run.returncode == 0, output
+    assert "connection to the learner" in output and output.count("start it: TORCH_") == 2, output
+    logs = (RunFolder(tmp_path / name).records() for name in ("local", "remote"))
+    local, remote = ([record["checksum"] for record in log if record["type"] == "step"] for log in logs)
     assert len(local) == 3 and local == remote
 
 
-# -- Who may connect: without torch's processes
+# Connections, without torchrun
 
 
-def hello(ranks=2, **other):
+def make_hello(ranks=2, **other):
     machine = {"host": "there", "gpu": True, "versions": remote.read_learner_versions()}
     return remote.read_secret() + encode_frame({"pid": 7, "machines": [machine] * ranks} | other)
 
 
-async def connect(listen, said):
-    """A connection on which `said` was sent."""
+async def connect(listen, data):
+    """Connect and send `data`."""
     host, port = remote.parse_address(listen)
     async with asyncio.timeout(10):
         while True:
@@ -176,18 +171,18 @@ async def connect(listen, said):
                 break
             except OSError:
                 await asyncio.sleep(0.01)
-    writer.write(said)
+    writer.write(data)
     return reader, writer
 
 
-async def accept(listen, said, seconds=10.0):
-    """A run that waits for learners, and a connection to it on which `said` was sent."""
+async def accept(listen, data, seconds=10.0):
+    """Start a run that waits for learners, connect to it and send `data`."""
     waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, seconds))
-    return waiting, *await connect(listen, said)
+    return waiting, *await connect(listen, data)
 
 
-async def test_requests_and_the_end(listen):
-    waiting, reader, writer = await accept(listen, hello())
+async def test_requests_arrive_until_the_learner_is_dismissed(listen):
+    waiting, reader, writer = await accept(listen, make_hello())
     run = await waiting
     assert "welcome" in await remote._receive(reader)
     assert run.pid == 7 and run.name == "7 on there"
@@ -223,20 +218,20 @@ async def test_strangers_are_rejected(said, listen):
     answer = await reader.read()
     assert b"error" in answer and b"welcome" not in answer and remote.read_secret() not in answer
     writer.close()
-    _, writer = await connect(listen, hello())
+    _, writer = await connect(listen, make_hello())
     run = await waiting
     writer.close()
     await run.close()
 
 
-async def test_other_versions_other_devices_and_other_numbers_of_ranks(listen):
+async def test_learners_that_do_not_fit_the_run_are_refused(listen):
     same = {"host": "there", "gpu": True, "versions": remote.read_learner_versions()}
     machines = [same | {"versions": same["versions"] | {"torch": "2.12.0"}}] * 2
     apart = [same, same | {"host": "here", "gpu": False}]
     for said, error, message in (
-        (hello(machines=machines), PrerequisiteError, r"on there has different versions: torch 2.12.0 \(here"),
-        (hello(machines=apart), PrerequisiteError, "on here sees no GPU"),
-        (hello(3), UsageError, "started 3 learner processes, and train.processes=2"),
+        (make_hello(machines=machines), PrerequisiteError, r"on there has different versions: torch 2.12.0 \(here"),
+        (make_hello(machines=apart), PrerequisiteError, "on here sees no GPU"),
+        (make_hello(3), UsageError, "started 3 learner processes, and train.processes=2"),
     ):
         waiting, reader, writer = await accept(listen, said)
         with pytest.raises(error, match=message) as caught:
@@ -245,7 +240,7 @@ async def test_other_versions_other_devices_and_other_numbers_of_ranks(listen):
         writer.close()
 
 
-async def test_nobody_comes(listen):
+async def test_waiting_for_a_learner_has_a_limit(listen):
     waiting, _, writer = await accept(listen, bytes(32), seconds=1.0)
     with pytest.raises(LearnerFault, match=f"no learner .* 1 s .* this run's {SECRET} was rejected") as caught:
         await waiting
@@ -253,15 +248,14 @@ async def test_nobody_comes(listen):
     writer.close()
 
 
-async def test_an_address_that_is_not_free():
+async def test_an_address_in_use_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UsageError, match=f"cannot listen at train.listen={listen}"):
             await RemoteLearner.accept(listen, 2, 1.0)
 
 
-async def test_a_learner_with_another_secret(listen, monkeypatch):
-    """Both ends say so; the learner does not go on asking."""
+async def test_a_learner_with_another_secret_gives_up(listen, monkeypatch):
     waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 5.0))
     await asyncio.sleep(0.1)
     monkeypatch.setenv(SECRET, "a secret of another run")
@@ -270,20 +264,20 @@ async def test_a_learner_with_another_secret(listen, monkeypatch):
     waiting.cancel()
 
 
-def test_no_run_listens(listen, monkeypatch):
+def test_a_learner_without_a_run_gives_up(listen, monkeypatch):
     monkeypatch.setattr(torchrun, "_CONNECT_SECONDS", 0.0)
     with pytest.raises(LearnerFault, match=f"no run listens at {listen} within 0 s"):
         torchrun._connect(listen, [])
 
 
 @pytest.mark.parametrize("text", ["", "10.0.0.1", "10.0.0.1:", ":80", "h:port", "h:70000", "0.0.0.0:80", "[::]:80"])
-def test_addresses_that_cannot_be(text):
+def test_invalid_addresses_are_refused(text):
     with pytest.raises(UsageError) as caught:
         remote.parse_address(text)
     assert caught.value.fix
 
 
-def test_there_must_be_a_secret(monkeypatch):
+def test_a_short_secret_is_refused_and_not_repeated(monkeypatch):
     monkeypatch.setenv(SECRET, "short")
     with pytest.raises(PrerequisiteError) as caught:
         remote.read_secret()

@@ -62,14 +62,14 @@ def test_a_checkpoint_continues_bit_for_bit(kind, miniature, make_rows, tmp_path
     assert all(metrics["kl"] > 0 for metrics in expected if settings.beta)
 
     resumed = Trainer(miniature, settings)
-    resumed.step(make_rows(LENGTHS, 9))  # a state to be forgotten
+    resumed.step(make_rows(LENGTHS, 9))  # restoring must replace this state
     resumed.restore(tmp_path / "2")
     assert (resumed.version, resumed.updates) == (2, 2 * settings.updates)
     assert [resumed.step(make_rows(LENGTHS, seed)) for seed in range(2, 4)] == expected
     assert equal(weights(straight), weights(resumed))
     heads = [dict(trainer.policy.values) for trainer in (straight, resumed)]
     assert equal(*heads) and all(head.any() for head in heads[0].values())
-    assert {entry.name for entry in tmp_path.iterdir()} == {"2"}  # nothing half-written lies about
+    assert {entry.name for entry in tmp_path.iterdir()} == {"2"}  # no temporary folder is left
     if settings.lora:
         with pytest.raises(UsageError, match="a different model"):
             Trainer(miniature, settings.with_changes(lora=Lora(rank=2))).restore(tmp_path / "2")
@@ -102,7 +102,7 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_noticed(saved, tmp_path):
     saved.restore(tmp_path / "c")
 
 
-def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(trainer, make_rows, tmp_path):
+def test_restoring_another_model_or_schema_is_refused_and_changes_nothing(trainer, make_rows, tmp_path):
     trainer.save(tmp_path / "c")
     trainer.step(make_rows(LENGTHS))
     before = weights(trainer)
@@ -195,7 +195,7 @@ def test_the_diagnostics_are_those_of_the_ratios(miniature, make_rows, on_policy
 
 
 def test_old_logprobs_are_those_from_before_the_batch_in_every_minibatch(miniature, make_rows):
-    """The last part's ratios show all updates before it, and its old logprobs none of them."""
+    """Ratios of the last part include all updates before it; its old logprobs include none."""
     rows = make_rows(LENGTHS)
     settings = LearnSettings(algorithm="grpo", lr=1e-2, old_logprobs="recomputed", minibatches=3, micro_tokens=40)
     trainer, whole = Trainer(miniature, settings), Trainer(miniature, settings.with_changes(minibatches=1))
@@ -222,7 +222,7 @@ def test_minibatches_are_updates_on_disjoint_parts(miniature, make_rows):
 
 
 def test_a_batch_without_a_finite_gradient_is_skipped(miniature, make_rows, tmp_path):
-    """It changes neither weights nor optimiser, and counts as a batch: a replay of the log goes the same way."""
+    """It changes neither weights nor optimiser, but counts as a batch, so that a replay of the log repeats it."""
     rows = make_rows(LENGTHS)
     trainer, control = (Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2)) for _ in range(2))
     for each in (trainer, control):
@@ -244,8 +244,8 @@ def test_a_batch_without_a_finite_gradient_is_skipped(miniature, make_rows, tmp_
 
 
 @pytest.mark.parametrize("settings", [{}, {"algorithm": "gspo"}, {"beta": 0.1}])
-def test_a_token_that_one_policy_almost_never_samples_costs_no_batch(settings, miniature, make_rows):
-    """60 nats apart, a ratio is 1e26, and its gradient squared infinite."""
+def test_a_token_of_tiny_probability_does_not_skip_the_batch(settings, miniature, make_rows):
+    """With logprobs 60 nats apart, a ratio is 1e26, and the square of its gradient infinite."""
     rows = make_rows(LENGTHS)
     far = tuple(-70.0 if on else 0.0 for on in rows[0].trained)
     rows[0] = replace(rows[0], logprobs=far, advantage=-1.0)
@@ -263,7 +263,7 @@ def test_an_estimate_of_kl_far_apart_has_a_finite_gradient():
     assert logp.grad[0] == 0 and logp.grad[1] == pytest.approx(1 - math.exp(-0.5))
 
 
-def test_of_several_updates_those_before_a_gradient_that_is_not_finite_stand(miniature, make_rows, monkeypatch):
+def test_a_non_finite_gradient_keeps_earlier_updates_of_its_batch(miniature, make_rows, monkeypatch):
     rows = make_rows(LENGTHS)
     settings = LearnSettings(algorithm="grpo", lr=1e-2, updates_per_batch=3)
     trainer, control = Trainer(miniature, settings), Trainer(miniature, settings.with_changes(updates_per_batch=1))

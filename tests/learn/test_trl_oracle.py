@@ -149,9 +149,6 @@ CASES = {
     "grpo asymmetric, KL": case("grpo", {"epsilon": 0.1, "epsilon_high": 0.3}, eps_low=0.1, eps_high=0.3, beta=0.04),
     "grpo, temperature": case("grpo", {"epsilon": 0.2}, temperature=0.7),
     "dr_grpo": case("dr_grpo", {"epsilon": 0.2}),
-    "dr_grpo asymmetric, KL": case(
-        "dr_grpo", {"epsilon": 0.2, "epsilon_high": 0.28}, eps_low=0.2, eps_high=0.28, beta=0.02
-    ),
     "gspo": case("gspo", {**SEQUENCE, "epsilon": 0.05}, eps_low=0.05, eps_high=0.05),
     "gspo of the thesis": case("gspo", {**SEQUENCE, "epsilon": 2e-5, "epsilon_high": 4e-4}),
     "gspo asymmetric, KL": case(

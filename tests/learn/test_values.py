@@ -1,4 +1,4 @@
-"""PPO's value head: estimates and losses against their definitions in float64, and what becomes of the head."""
+"""PPO's value head: estimates and losses against their definitions in float64; it is saved, not published."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LENGTHS = [30, 12, 45, 8, 21, 33]
 PPO = LearnSettings(algorithm="ppo", value_head=True, lr=1e-2, micro_tokens=90)
 
 
-def rough(trainer, seed=0):
-    """A value head that says something, so that its gradient reaches the model."""
+def set_value_head(trainer, seed=0):
+    """Set the value head to random numbers: from zeros no gradient would reach the model."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in trainer.policy.values.values():
@@ -60,7 +60,7 @@ def test_the_value_loss_is_the_worse_of_two_and_its_gradient_that_of_finite_diff
 
 
 def loss64(model, head, episodes, terms):
-    """Of all trained tokens of a batch: PPO's clip with advantages from the values, and the value loss."""
+    """PPO's clipped objective, with advantages from the values, plus the value loss, over all trained tokens."""
     (weight, bias), found = head, []
     for episode in episodes:
         columns, seen = [], set()
@@ -91,11 +91,11 @@ def loss64(model, head, episodes, terms):
 
 @pytest.mark.parametrize("options", [{}, {"advantage": "none"}], ids=["whitened", "as they are"])
 def test_loss_and_gradient_are_those_of_the_formulas(options, miniature, monkeypatch):
-    """Episodes of several rows, a void one, and groups of equal rewards, which teach values as all others do."""
+    """Episodes of several rows, a void one, and groups of equal rewards, which are trained, too."""
     from transformers import AutoModelForCausalLM
 
     terms = PPO.with_changes(**options)
-    trainer = rough(Trainer(miniature, terms))
+    trainer = set_value_head(Trainer(miniature, terms))
     head = [p.detach().double().requires_grad_() for p in trainer.policy.values.values()]
     episodes = [episode for group in make_groups(MIXED) for episode in group]
     made = build_batch(episodes, "none", max_tokens=1000, kl=True)
@@ -118,19 +118,19 @@ def test_micro_batches_and_minibatches_have_the_targets_of_the_whole_batch(minia
     rows = with_fork(make_rows(LENGTHS))
     terms = PPO.with_changes(entropy=0.01)
     (one, big), (many, small) = (
-        gradient_of_step(rough(Trainer(miniature, terms.with_changes(micro_tokens=n))), rows, monkeypatch)
+        gradient_of_step(set_value_head(Trainer(miniature, terms.with_changes(micro_tokens=n))), rows, monkeypatch)
         for n in (4096, 40)
     )
     assert (one["micro_batches"], many["micro_batches"] > 3) == (1, True)
     assert one["explained_variance"] == pytest.approx(many["explained_variance"], abs=1e-5)
     assert one["value_loss"] == pytest.approx(many["value_loss"], rel=1e-5)
     assert max((small[name] - value).abs().max().item() for name, value in big.items()) < 2e-6
-    parts = rough(Trainer(miniature, terms.with_changes(minibatches=3, updates_per_batch=2))).step(rows)
+    parts = set_value_head(Trainer(miniature, terms.with_changes(minibatches=3, updates_per_batch=2))).step(rows)
     assert parts["explained_variance"] == pytest.approx(one["explained_variance"], abs=1e-5)
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)])
-def test_what_is_published_has_no_head(lora, miniature, tmp_path):
+def test_published_weights_have_no_value_head(lora, miniature, tmp_path):
     trainer, plain = Trainer(miniature, PPO.with_changes(lora=lora)), Trainer(miniature, LearnSettings(lora=lora))
     trainer.save(tmp_path / "c")
     for form in ("model", "adapter") if lora else ("model",):

@@ -139,7 +139,7 @@ def first_examples(lesson: str, count: int) -> list[Example]:
 
 
 @pytest.mark.parametrize("lesson", warmstart.LESSONS)
-def test_examples_are_of_training_pairs_and_the_same_again(lesson: str) -> None:
+def test_examples_are_of_training_tasks_and_reproducible(lesson: str) -> None:
     splits = {f"mutants/{mutant.key}-{kind}": mutant.split for mutant in load_mutants() for kind in "qu"}
     found = first_examples(lesson, 200)
     assert {splits[each.task_id] for each in found} == {"train"}
@@ -166,7 +166,7 @@ def exercises() -> list[Exercise]:
 
 
 def conversation(expert: teacher.Teacher, made: Exercise) -> tuple[list[dict[str, Any]], Workspace]:
-    """What an agent and the teacher say to each other, the calls numbered as clients do."""
+    """Messages of an agent and the teacher, and the agent's workspace; calls are numbered as clients do."""
     workspace, messages = Workspace(made.files), prompt.opening(made.prompt)
     while True:
         reply = dict(expert.reply(messages, prompt.TOOLS))
@@ -276,7 +276,7 @@ def test_the_reference_of_a_described_function_computes_what_is_described(tasks:
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_largest_neurons_stay_and_all_else_is_as_it_was(tmp_path: Path) -> None:
+def test_pruning_keeps_the_largest_neurons_and_changes_nothing_else(tmp_path: Path) -> None:
     prune("builtin:tiny", tmp_path / "student", neurons=96)
     before, after = (safetensors.torch.load_file(at / "model.safetensors") for at in (SHIPPED, tmp_path / "student"))
     assert before.keys() == after.keys()
@@ -351,6 +351,6 @@ def test_a_large_gain_in_every_seed_meets_the_bar() -> None:
     assert missed(0.5) == set()
 
 
-def test_no_gain_misses_all_of_it_but_the_size() -> None:
+def test_no_gain_misses_every_demand_but_the_number_of_tasks() -> None:
     demands = {verdict.demand for verdict in bar.judge(evaluate_seeds(0.0))}
     assert missed(0.0, 0.0, 0.0) == demands - {"held-out tasks"}

@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ from safetensors.torch import load_file
 from coderepairrl.config import load_config
 from coderepairrl.config.schema import Lora
 from coderepairrl.engines import make_engine
+from coderepairrl.engines.scripted import ScriptedEngine
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.devices import check_route
 from coderepairrl.sync import weights, wire
 from coderepairrl.sync.weights import StreamedEngine
-from coderepairrl.types import Chunk, Sample, Sampling
+from coderepairrl.types import Sample
 from learners import start_learner
 
 torch.set_num_threads(1)
@@ -33,12 +34,11 @@ WAIT = 280.0
 """Seconds; longer than any transfer here."""
 
 
-class Receiver:
+class Receiver(ScriptedEngine):
     """An engine that only receives weights, once at each of its `workers`."""
 
-    name, context = "receiver", 64
-
     def __init__(self, workers: int = 1) -> None:
+        super().__init__([])
         self.workers = workers
         self.weights: list[dict[str, torch.Tensor]] = []
         self.refuses = ""
@@ -59,15 +59,6 @@ class Receiver:
             raise EngineFault("another checksum")
         self.weights = [tensors for tensors, _ in arrived]
         return version
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        raise NotImplementedError
-        yield
-
-    async def health(self) -> dict[str, float]:
-        return {}
-
-    async def close(self) -> None: ...
 
 
 def rows() -> list[Sample]:

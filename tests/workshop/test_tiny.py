@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from coderepairrl import agents, models
 from coderepairrl.agents.nano import NanoOptions
@@ -190,17 +189,6 @@ def test_without_mistakes_it_repairs_every_task_though_several_share_their_issue
         assert conversation(expert, made)[1].files[made.path] == made.fixed
 
 
-@asynccontextmanager
-async def served(expert: teacher.Teacher) -> AsyncIterator[str]:
-    runner = web.AppRunner(teacher.application(expert), access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    finally:
-        await runner.cleanup()
-
-
 MOVES = {
     "nano": ["shell", "shell", "shell", "apply_patch"],
     "nano4": ["bash", "view_file", "view_file", "str_replace"],
@@ -211,14 +199,15 @@ MOVES = {
 async def test_the_real_agent_repairs_tasks_over_http(
     tmp_path: Path, exercises: Sequence[Exercise], scaffold: str
 ) -> None:
-    async with served(teacher.Teacher(replace(habits(1.0), look_around=1.0, wrong_file=1.0))) as url:
+    expert = teacher.Teacher(replace(habits(1.0), look_around=1.0, wrong_file=1.0))
+    async with TestServer(teacher.application(expert)) as server:
         for number, made in enumerate(exercises[:: len(exercises) // 4]):
             root = tmp_path / str(number)
             root.mkdir()
             sandbox = FolderSandbox(root, {path: text.encode() for path, text in made.files.items()})
             task = Task(made.mutant.key, made.prompt, "python", f"dir:{root}", b"")
             agent = agents.make_agent(scaffold, **prompt.AGENT_OPTIONS)
-            report = await agent.run(task, sandbox, Endpoint(url, "none", teacher.NAME))
+            report = await agent.run(task, sandbox, Endpoint(str(server.make_url("/v1")), "none", teacher.NAME))
             assert report.exit == "submitted"
             assert [call.name for call in report.tool_calls or ()] == MOVES[scaffold]
             assert (root / made.path).read_text() == made.fixed

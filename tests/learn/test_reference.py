@@ -1,7 +1,7 @@
 """From episodes to gradient, against the formulas of the papers in float64.
 
-The reference shares nothing with the learner but `Episode` and settings: it has its own advantages, finds what a fork trains by
-itself, and scores every path alone through transformers' own attention, without packing, in float64.
+The reference shares only `Episode` and the settings with the learner: it computes advantages, finds what a fork trains,
+and scores every path alone through transformers' own attention, without packing, in float64.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ def config(algorithm: str, **more: Any) -> Config:
     return Config.model_validate({"run": {"name": "x"}, "kinds": kinds, "curriculum": curriculum, "train": train})
 
 
-def parts(made: Batch, algorithm: str) -> dict[str, float]:
+def parts(batch: Batch, algorithm: str) -> dict[str, float]:
     """Sum of absolute gradients of each kind's tokens, by the loss itself."""
     kinds = {each.id: each.kind for each in MIXED}
-    counts = [sum(sample.trained) for sample in made.samples]
+    counts = [sum(sample.trained) for sample in batch.samples]
     logp = torch.full((sum(counts),), -0.5, requires_grad=True)
     rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     trained = TrainedTokens(
@@ -57,14 +57,14 @@ def parts(made: Batch, algorithm: str) -> dict[str, float]:
         logp.detach(),
         None,
         rows,
-        torch.tensor([sample.advantage for sample in made.samples]),
-        torch.tensor([sample.weight for sample in made.samples]) / made.episodes,
+        torch.tensor([sample.advantage for sample in batch.samples]),
+        torch.tensor([sample.weight for sample in batch.samples]) / batch.episodes,
         torch.tensor(counts, dtype=torch.float32),
     )
-    LOSSES[algorithm](trained, LossScale(made.episodes, 0.2, 0.2, constant=1000)).value.backward()  # type: ignore[index]
+    LOSSES[algorithm](trained, LossScale(batch.episodes, 0.2, 0.2, constant=1000)).value.backward()  # type: ignore[index]
     assert logp.grad is not None
     shares: dict[str, float] = defaultdict(float)
-    for at, sample in enumerate(made.samples):
+    for at, sample in enumerate(batch.samples):
         shares[kinds[sample.episode_id]] += float(logp.grad[rows == at].abs().sum())
     return shares
 
@@ -88,14 +88,14 @@ def test_a_kind_with_few_tokens_is_not_drowned(algorithm: str) -> None:
 
 def test_flat_groups_count_where_the_loss_is_averaged_over_them() -> None:
     """8 episodes of repair, 2 of detect: parts of 5 each."""
-    made = make_batch(MIXED, config("gspo", balance_kinds=True))
-    assert made.scales == {"repair": 5 / 8, "detect": 5 / 2} and made.episodes == 10
+    batch = make_batch(MIXED, config("gspo", balance_kinds=True))
+    assert batch.scales == {"repair": 5 / 8, "detect": 5 / 2} and batch.episodes == 10
 
 
 def test_accounts_and_scales_of_kinds_that_have_nothing() -> None:
-    made = make_batch(MIXED, config("gspo", balance_kinds=True, weight=2))
-    assert sum(own.trained for own in made.kinds.values()) == made.account.trained
-    assert sum(own.sampled for own in made.kinds.values()) == made.account.sampled
-    assert all(own.is_balanced for own in made.kinds.values())
+    batch = make_batch(MIXED, config("gspo", balance_kinds=True, weight=2))
+    assert sum(account.trained for account in batch.kinds.values()) == batch.account.trained
+    assert sum(account.sampled for account in batch.kinds.values()) == batch.account.sampled
+    assert all(account.is_balanced for account in batch.kinds.values())
     void = make_batch(group("detect", "v", 4, (None, None)), config("gspo", balance_kinds=True))
     assert void.scales == {"detect": 1.0} and void.samples == ()

@@ -21,7 +21,7 @@ SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, beta=0.05)
 async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, make_rows, tmp_path):
     """Through JSON frames and another process: equal metrics, equal checksums, also after a resume."""
     here = Trainer(miniature, SETTINGS)
-    expected = [here.step(make_rows(LENGTHS, seed), 5) for seed in range(3)]  # two of them have no rows
+    expected = [here.step(make_rows(LENGTHS, seed), 5) for seed in range(3)]  # two of the 5 episodes have no rows
     assert expected[0]["denominator"] == 5
     checksum = here.publish(tmp_path / "expected")[2]
     async with start_learner(miniature, tmp_path, SETTINGS) as one:
@@ -38,7 +38,7 @@ async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, mak
             await one.restore(tmp_path / "nowhere")
         waiting = asyncio.create_task(one.step(make_rows(LENGTHS, 7)))
         await asyncio.sleep(0)
-        waiting.cancel()  # carried out all the same, and its reply disturbs nobody
+        waiting.cancel()  # the step is carried out, and its reply is dropped
         rows = [row.ids for row in make_rows(LENGTHS)]
         assert [len(scores) for scores in await one.logprobs(rows)] == [n - 1 for n in LENGTHS]
         assert one.version == 3

@@ -82,13 +82,13 @@ def compute_loss(model: Any, rows: list[Sample], weight: float, other: Any = Non
     tokens = sum(row.weight * sum(row.trained) for row in rows)
     loss = torch.zeros((), dtype=torch.float64)
     for row in rows:
-        own = logits(model, row)
-        term = cross_entropy(own, targets(row), reduction="none") if teacher is None else 0.0
+        ours = logits(model, row)
+        term = cross_entropy(ours, targets(row), reduction="none") if teacher is None else 0.0
         with torch.no_grad():
             from_other = None if other is None else logits(other, row)
             from_teacher = None if teacher is None else logits(teacher, row)
-        term = term + (0.0 if from_teacher is None else divergence(from_teacher, own))
-        term = term + (0.0 if from_other is None else weight * divergence(from_other, own))
+        term = term + (0.0 if from_teacher is None else divergence(from_teacher, ours))
+        term = term + (0.0 if from_other is None else weight * divergence(from_other, ours))
         loss = loss + row.weight * term.sum() / tokens
     loss.backward()
     return loss.item()
@@ -179,11 +179,11 @@ def test_a_teacher_of_sampled_tokens_is_added_to_the_reward(
     episodes, terms = len({row.episode_id for row in rows}), []
     for row in rows:
         with torch.no_grad():
-            there = logits(wide, row, 0.8)
-        apart = divergence(logits(student, row, 0.8), there)
-        terms.append(apart.detach())
+            taught = logits(wide, row, 0.8)
+        distance = divergence(logits(student, row, 0.8), taught)
+        terms.append(distance.detach())
         share = 1 / 16 if constant else row.weight / sum(row.trained)
-        (share * apart.sum() / episodes).backward()
+        (share * distance.sum() / episodes).backward()
     for name, parameter in student.named_parameters():
         if name in gradient:
             wanted = 0.7 * alone[name] + 0.3 * parameter.grad

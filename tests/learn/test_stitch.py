@@ -31,7 +31,7 @@ fresh = itertools.count(1000)
 def turn(index, base, given=1, output=1, *, tail=0, masked="", version=0, sampling=None, finish=Finish.STOP, fork=None):
     """A turn with ids that no other turn has, which show where a row's tokens come from."""
 
-    def said(n):
+    def sample(n):
         ids = tuple(itertools.islice(fresh, n))
         return TokenSpan(ids, Origin.POLICY, tuple(-token / 1e5 for token in ids))
 
@@ -39,8 +39,8 @@ def turn(index, base, given=1, output=1, *, tail=0, masked="", version=0, sampli
         index,
         base,
         TokenSpan(tuple(itertools.islice(fresh, given)), Origin.GIVEN),
-        said(output),
-        said(tail),
+        sample(output),
+        sample(tail),
         versions=(VersionRange(version, 0, output + tail),),
         sampling=sampling or Sampling(),
         masked=masked,
@@ -80,9 +80,9 @@ def test_a_fork_inside_a_turn_has_what_it_keeps_as_context_and_trains_the_turns_
     rows, account = stitch_episode(episode(*turns), 1.0, max_tokens=100)
     whole = [sequence(turns, index) for index in range(5)]
     assert [row.ids for row in rows] == [(*whole[2][:16], *whole[3][16:]), (*whole[1][:11], *whole[4][11:])]
-    said = [turn.output.ids for turn in turns]
-    assert trained_ids(rows[:1]) == [*said[0], *said[1], *said[3]]
-    assert trained_ids(rows[1:]) == [*said[4]]
+    outputs = [turn.output.ids for turn in turns]
+    assert trained_ids(rows[:1]) == [*outputs[0], *outputs[1], *outputs[3]]
+    assert trained_ids(rows[1:]) == [*outputs[4]]
     assert rows[1].logprobs[3:5] == turns[0].output.logprobs and rows[1].logprobs[9:11] == (0, 0)
     assert rows[1].versions == (-1, -1, -1, 0, 0, *[-1] * 7, *[0] * 7)
     assert account == TokenAccount(23, 20, {}, {"aborted": 3}, row_tokens=23 + 19, distinct_tokens=23 + 8)
@@ -128,10 +128,10 @@ def test_overlong_paths_end_before_the_turn_that_does_not_fit():
 def test_refuses_tokens_without_a_prompt_or_a_version():
     with pytest.raises(ValueError, match="empty prompt"):
         stitch_episode(episode(turn(0, None, 0, 1)), 1.0, max_tokens=9)
-    said = TokenSpan((5, 6), Origin.POLICY, (-1.0, -1.0))
-    nobody = Turn(0, None, TokenSpan((1,), Origin.GIVEN), said, versions=(VersionRange(0, 0, 1),))
+    output = TokenSpan((5, 6), Origin.POLICY, (-1.0, -1.0))
+    half = Turn(0, None, TokenSpan((1,), Origin.GIVEN), output, versions=(VersionRange(0, 0, 1),))
     with pytest.raises(ValueError, match="which version sampled its token 1"):
-        stitch_episode(episode(nobody), 1.0, max_tokens=9)
+        stitch_episode(episode(half), 1.0, max_tokens=9)
 
 
 def test_what_attempts_of_a_group_begin_with_alike_is_distinct_once():

@@ -64,7 +64,7 @@ def trl_inputs(samples):
 
 
 def trl_config(tmp_path, config=None, **options):
-    """What every comparison sets alike."""
+    """Options that all comparisons share."""
     from trl import GRPOConfig
 
     return (config or GRPOConfig)(
@@ -82,7 +82,7 @@ def trl_config(tmp_path, config=None, **options):
 
 
 def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, correction=None, **options):
-    """TRL's own `compute_loss` on constructed inputs, then backward; with a `correction`, it computes old logprobs."""
+    """Loss and gradient by TRL's own `compute_loss`; with a `correction`, it computes old logprobs itself."""
     args = trl_config(
         tmp_path,
         per_device_train_batch_size=4,
@@ -103,12 +103,12 @@ def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, correction=None,
 
 
 def trl_trainer(folder, args, trainer=None, **more):
-    """TRL's trainer, about to compute a loss."""
+    """TRL's trainer, ready to compute a loss."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import GRPOTrainer
 
-    made = (trainer or GRPOTrainer)(
+    trl = (trainer or GRPOTrainer)(
         model=str(folder),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=args,
@@ -116,13 +116,13 @@ def trl_trainer(folder, args, trainer=None, **more):
         processing_class=AutoTokenizer.from_pretrained(folder),
         **more,
     )
-    made.model.float().train()
-    made.current_gradient_accumulation_steps = 1
-    return made
+    trl.model.float().train()
+    trl.current_gradient_accumulation_steps = 1
+    return trl
 
 
 def check_against_trl(folder, rows, case, tmp_path, monkeypatch, *, trained=None, ratios=None, **counts):
-    """Metrics of our step on `rows` or those `trained`; its loss and gradient are TRL's with `ratios` to the engine."""
+    """Compare a step on `rows`, or those `trained`, with TRL's, with `ratios` to the engine; return its metrics."""
     settings, options = case
     trainer, ref_logps = Trainer(folder, settings), None
     if settings.beta:
@@ -137,7 +137,7 @@ SEQUENCE = {"importance_sampling_level": "sequence", "loss_type": "grpo"}
 
 
 def case(algorithm, theirs, **ours):
-    """Our settings of `algorithm`, and TRL's own spelling of them: `theirs`, and what both spell alike."""
+    """Our settings of `algorithm`, and TRL's options: `theirs`, and those that both call the same."""
     length = MAX_COMPLETION if algorithm == "dr_grpo" else None
     alike = {name: ours[name] for name in ("beta", "temperature", "delta") if name in ours}
     options = {"loss_type": algorithm, "importance_sampling_level": "token"} | theirs | alike
@@ -174,7 +174,7 @@ def test_loss_and_gradient_equal_trls(case, rows, miniature, tmp_path, monkeypat
 @pytest.mark.parametrize("case", ["grpo asymmetric, KL", "dr_grpo", "gspo", "dapo", "bnpo"])
 @pytest.mark.filterwarnings("ignore")
 def test_flat_groups_count_as_trls_rows_of_advantage_zero_do(case, rows, miniature, tmp_path, monkeypatch):
-    """TRL trains them at advantage 0. Without a KL term we leave their rows out, and count episodes and tokens."""
+    """TRL trains them with advantage 0; without a KL term we leave their rows out, but count episodes and tokens."""
     counts = {"episodes": len(rows), "tokens": count_trained_tokens(rows)}
     rows = [row if number in (0, 3) else replace(row, advantage=0.0) for number, row in enumerate(rows)]
     trained = rows if CASES[case][0].beta else [row for row in rows if row.advantage]
@@ -197,10 +197,10 @@ def test_the_correction_weights_as_trls_does(case, rows, miniature, tmp_path, mo
 
 
 def ratios_to_the_engine(folder, samples, cap, temperature):
-    """In TRL's layout, and the share of tokens that the cap cuts."""
-    found = Trainer(folder, LearnSettings()).logprobs([row.ids for row in samples], temperature)
+    """Ratios of learner to engine in TRL's layout, and the share of tokens that the cap cuts."""
+    scored = Trainer(folder, LearnSettings()).logprobs([row.ids for row in samples], temperature)
     ratios, cut = torch.zeros(len(samples), max(COMPLETIONS)), []
-    for i, (row, prompt, logprobs) in enumerate(zip(samples, PROMPTS, found, strict=True)):
+    for i, (row, prompt, logprobs) in enumerate(zip(samples, PROMPTS, scored, strict=True)):
         for at in (at for at, on in enumerate(row.trained) if on):
             ratio = math.exp(logprobs[at - 1] - row.logprobs[at])
             ratios[i, at - prompt] = min(ratio, cap)
@@ -233,10 +233,10 @@ def test_rloo_is_trls(rows, miniature, tmp_path, monkeypatch):
         replace(row, trained=tuple(at >= prompt for at in range(len(row.ids))), versions=(0,) * len(row.ids))
         for row, prompt in zip(rows, PROMPTS, strict=True)
     ]
-    found = Trainer(miniature, LearnSettings()).logprobs([row.ids for row in rows], 1.0)
+    scored = Trainer(miniature, LearnSettings()).logprobs([row.ids for row in rows], 1.0)
     rows = [  # so that the ratios of whole rows are about 1.4, 0.7, 0.9 and 1.4: two are clipped
-        replace(row, logprobs=tuple(p + d if on else 0.0 for p, on in zip([0.0, *own], row.trained, strict=True)))
-        for row, own, d in zip(rows, found, (-0.03, 0.01, 0.02, -0.015), strict=True)
+        replace(row, logprobs=tuple(p + d if on else 0.0 for p, on in zip([0.0, *logprobs], row.trained, strict=True)))
+        for row, logprobs, d in zip(rows, scored, (-0.03, 0.01, 0.02, -0.015), strict=True)
     ]
     settings = LearnSettings(algorithm="rloo", eps_low=0.2, eps_high=0.2)
     config = trl_config(tmp_path, RLOOConfig, per_device_train_batch_size=4, epsilon=0.2, beta=0.0)

@@ -61,7 +61,7 @@ def test_the_value_loss_is_the_worse_of_two_and_its_gradient_that_of_finite_diff
 
 def loss64(model, head, episodes, terms):
     """PPO's clipped objective, with advantages from the values, plus the value loss, over all trained tokens."""
-    (weight, bias), found = head, []
+    (weight, bias), tokens = head, []
     for episode in episodes:
         columns, seen = [], set()
         for chain in paths(episode.turns):
@@ -76,16 +76,16 @@ def loss64(model, head, episodes, terms):
                 seen.add(turn.index)
                 at += len(turn.output)
         reward = sum(score.value * score.weight for score in episode.scores)
-        found += [(logp, old, value, reward - value.item()) for logp, old, value in columns]
-    mean = sum(each[3] for each in found) / len(found)
-    spread = math.sqrt(sum((each[3] - mean) ** 2 for each in found) / len(found)) + 1e-4
+        tokens += [(logp, old, value, reward - value.item()) for logp, old, value in columns]
+    mean = sum(each[3] for each in tokens) / len(tokens)
+    spread = math.sqrt(sum((each[3] - mean) ** 2 for each in tokens) / len(tokens)) + 1e-4
     total = 0.0
-    for logp, old, value, advantage in found:
-        own = (advantage - mean) / spread if terms.baseline == "batch" else advantage
+    for logp, old, value, advantage in tokens:
+        scaled = (advantage - mean) / spread if terms.baseline == "batch" else advantage
         ratio = (logp - old).exp()
-        gain = torch.min(ratio * own, ratio.clamp(0.8, 1.2) * own)
+        gain = torch.min(ratio * scaled, ratio.clamp(0.8, 1.2) * scaled)
         error = (value - (advantage + value.item())) ** 2 / 2
-        total = total + (0.1 * error - gain) / len(found)
+        total = total + (0.1 * error - gain) / len(tokens)
     return total
 
 
@@ -98,9 +98,9 @@ def test_loss_and_gradient_are_those_of_the_formulas(options, miniature, monkeyp
     trainer = set_value_head(Trainer(miniature, terms))
     head = [p.detach().double().requires_grad_() for p in trainer.policy.values.values()]
     episodes = [episode for group in make_groups(MIXED) for episode in group]
-    made = build_batch(episodes, "none", max_tokens=1000, kl=True)
-    assert {row.episode_id for row in made.samples} == {e.id for e in episodes if e.ending is not Ending.VOID}
-    metrics, ours = gradient_of_step(trainer, made.samples, monkeypatch, made.episodes, made.tokens)
+    batch = build_batch(episodes, "none", max_tokens=1000, kl=True)
+    assert {row.episode_id for row in batch.samples} == {e.id for e in episodes if e.ending is not Ending.VOID}
+    metrics, ours = gradient_of_step(trainer, batch.samples, monkeypatch, batch.episodes, batch.tokens)
     model = AutoModelForCausalLM.from_pretrained(miniature, dtype=torch.float64, attn_implementation="eager")
     loss = loss64(model, head, [e for e in episodes if e.ending is not Ending.VOID], terms)
     loss.backward()

@@ -38,10 +38,10 @@ RENDERED = Example("f", "f", "toy/2", messages=({"role": "user", "content": "x"}
 
 def test_examples_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples, "_BATCH_ROWS", 2)
-    given = [EXACT, RENDERED, replace(RENDERED, id="g", reward=-1.0, passed=False)]
-    assert write_examples(tmp_path / "x.parquet", iter(given)) == 3
-    assert read_examples(tmp_path / "x.parquet") == given
-    assert [each.exact for each in given] == [True, False, False]
+    written = [EXACT, RENDERED, replace(RENDERED, id="g", reward=-1.0, passed=False)]
+    assert write_examples(tmp_path / "x.parquet", iter(written)) == 3
+    assert read_examples(tmp_path / "x.parquet") == written
+    assert [each.exact for each in written] == [True, False, False]
     write_examples(tmp_path / "empty.parquet", [])
     assert read_examples(tmp_path / "empty.parquet") == []
 

@@ -34,10 +34,10 @@ from coderepairrl.types import (
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run that has begun nothing yet."""
-    made = RunFolder(tmp_path / "run")
-    made.create("", {})
-    return made
+    """A run without records."""
+    folder = RunFolder(tmp_path / "run")
+    folder.create("", {})
+    return folder
 
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)

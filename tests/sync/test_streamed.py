@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -190,14 +191,14 @@ def test_a_process_that_dies_half_way_is_noticed_by_the_other(tmp_path: Path) ->
         folder = tmp_path / end
         folder.mkdir()
         tensors = iter(make_offer(folder))
-        other = subprocess.Popen([sys.executable, "-c", END, str(folder), end])
+        process = subprocess.Popen([sys.executable, "-c", END, str(folder), end])
         with pytest.raises(wire.TransferError, match="the transfer broke"):
             if end == "sender":
                 wire.receive(folder / weights.OFFER, 1, 1, WAIT)
             else:
                 wire.send(folder / weights.OFFER, tensors, 1, WAIT)
         assert end == "sender" or list(tensors) == [], "all processes of a learner draw to the end"
-        assert other.wait() == -9
+        assert process.wait() == -signal.SIGKILL
         left = {file.name for file in folder.iterdir()}
         assert left <= {weights.OFFER, "meet-store", "meet-ready-1", "meet-go"}
 
@@ -304,9 +305,9 @@ async def test_processes_leave_nccl_together_unless_one_failed(tmp_path: Path) -
     def end(rank: int, name: str, seconds: float = WAIT) -> wire.TransferGroup:
         store = wire.dist.FileStore(str(tmp_path / name), 2)  # type: ignore[attr-defined]
         store.set_timeout(timedelta(seconds=seconds))
-        made = object.__new__(wire.TransferGroup)
-        made._place = rank, 2, store
-        return made
+        group = object.__new__(wire.TransferGroup)
+        group._place = rank, 2, store
+        return group
 
     for name, failed in (("well", False), ("failed", True)):
         waiting = asyncio.create_task(asyncio.to_thread(end(0, name)._wait_until_done, failed=False))

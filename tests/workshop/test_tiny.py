@@ -55,8 +55,8 @@ def codec() -> Codec:
 
 def draw_exercises(pool: list[Mutant], count: int, seed: int = 0) -> list[Exercise]:
     rng = Random(seed)
-    made = (make_exercise(rng.choice(pool), rng, rng.random() < 0.5) for _ in range(2 * count))
-    return [e for e in made if e is not None][:count]
+    drawn = (make_exercise(rng.choice(pool), rng, rng.random() < 0.5) for _ in range(2 * count))
+    return [e for e in drawn if e is not None][:count]
 
 
 def test_the_shipped_tokenizer_is_the_one_that_the_code_makes(tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ def test_the_codec_is_exact_and_agrees_with_the_chat_template(codec: Codec) -> N
 
 def test_demonstrations_are_the_tokens_that_a_gateway_would_record(codec: Codec, pool: list[Mutant]) -> None:
     """Prompt rendered once, then recorded ids extended turn by turn: the same ids and the same mask."""
-    for number, made in enumerate(draw_exercises(pool, 20)):
-        messages = demonstrate(made, Habits(), Random(number))
-        ids, said = row(codec, messages)
+    for number, exercise in enumerate(draw_exercises(pool, 20)):
+        messages = demonstrate(exercise, Habits(), Random(number))
+        ids, trained = row(codec, messages)
         context = codec.render(messages[:2], prompt.TOOLS)
         mask = [False] * len(context)
         for at in range(2, len(messages), 2):
@@ -93,7 +93,7 @@ def test_demonstrations_are_the_tokens_that_a_gateway_would_record(codec: Codec,
                 mask += [False] * len(added)
             else:
                 context = [*context, *output]
-        assert context == ids and mask == said
+        assert context == ids and mask == trained
 
 
 FILES: Mapping[str, str] = MappingProxyType(
@@ -140,10 +140,10 @@ def first_examples(lesson: str, count: int) -> list[Example]:
 @pytest.mark.parametrize("lesson", warmstart.LESSONS)
 def test_examples_are_of_training_tasks_and_reproducible(lesson: str) -> None:
     splits = {f"mutants/{mutant.key}-{kind}": mutant.split for mutant in load_mutants() for kind in "qu"}
-    found = first_examples(lesson, 200)
-    assert {splits[each.task_id] for each in found} == {"train"}
-    assert len({each.id for each in found}) == 200 and found[:20] == first_examples(lesson, 20)
-    quoted = sum(each.task_id.endswith("q") for each in found) / 200
+    drawn = first_examples(lesson, 200)
+    assert {splits[each.task_id] for each in drawn} == {"train"}
+    assert len({each.id for each in drawn}) == 200 and drawn[:20] == first_examples(lesson, 20)
+    quoted = sum(each.task_id.endswith("q") for each in drawn) / 200
     assert abs(quoted - warmstart.LESSONS[lesson].quoted) < 0.12
 
 
@@ -160,13 +160,13 @@ def test_the_mistake_of_replacing_a_line_by_itself_is_shown_and_not_learned() ->
 
 @pytest.fixture(scope="module")
 def exercises() -> list[Exercise]:
-    made = (make_exercise(m, Random(f"{m.key}/0"), quoted) for m in load_mutants() for quoted in (True, False))
-    return [each for each in made if each is not None]
+    drawn = (make_exercise(m, Random(f"{m.key}/0"), quoted) for m in load_mutants() for quoted in (True, False))
+    return [each for each in drawn if each is not None]
 
 
-def conversation(expert: teacher.Teacher, made: Exercise) -> tuple[list[dict[str, Any]], Workspace]:
+def converse(expert: teacher.Teacher, exercise: Exercise) -> tuple[list[dict[str, Any]], Workspace]:
     """Messages of an agent and the teacher, and the agent's workspace; calls are numbered as clients do."""
-    workspace, messages = Workspace(made.files), prompt.opening(made.prompt)
+    workspace, messages = Workspace(exercise.files), prompt.opening(exercise.prompt)
     while True:
         reply = dict(expert.reply(messages, prompt.TOOLS))
         messages.append(reply)
@@ -180,13 +180,13 @@ def conversation(expert: teacher.Teacher, made: Exercise) -> tuple[list[dict[str
 
 def test_without_mistakes_it_repairs_every_task_though_several_share_their_issue(exercises: Sequence[Exercise]) -> None:
     by_issue: dict[str, list[Exercise]] = {}
-    for made in exercises:
-        by_issue.setdefault(made.prompt, []).append(made)
-    shared = [made for own in by_issue.values() if len(own) > 1 for made in own]
+    for exercise in exercises:
+        by_issue.setdefault(exercise.prompt, []).append(exercise)
+    shared = [exercise for same in by_issue.values() if len(same) > 1 for exercise in same]
     assert len(shared) > 500
     expert = teacher.Teacher(habits(1.0))
-    for made in [*shared, *exercises[::20]]:
-        assert conversation(expert, made)[1].files[made.path] == made.fixed
+    for exercise in [*shared, *exercises[::20]]:
+        assert converse(expert, exercise)[1].files[exercise.path] == exercise.fixed
 
 
 MOVES = {
@@ -201,16 +201,16 @@ async def test_the_real_agent_repairs_tasks_over_http(
 ) -> None:
     expert = teacher.Teacher(replace(habits(1.0), look_around=1.0, wrong_file=1.0))
     async with TestServer(teacher.application(expert)) as server:
-        for number, made in enumerate(exercises[:: len(exercises) // 4]):
+        for number, exercise in enumerate(exercises[:: len(exercises) // 4]):
             root = tmp_path / str(number)
             root.mkdir()
-            sandbox = FolderSandbox(root, {path: text.encode() for path, text in made.files.items()})
-            task = Task(made.mutant.key, made.prompt, "python", f"dir:{root}", b"")
+            sandbox = FolderSandbox(root, {path: text.encode() for path, text in exercise.files.items()})
+            task = Task(exercise.mutant.key, exercise.prompt, "python", f"dir:{root}", b"")
             agent = agents.make_agent(scaffold, **prompt.AGENT_OPTIONS)
             report = await agent.run(task, sandbox, Endpoint(str(server.make_url("/v1")), "none", teacher.NAME))
             assert report.exit == "submitted"
             assert [call.name for call in report.tool_calls or ()] == MOVES[scaffold]
-            assert (root / made.path).read_text() == made.fixed
+            assert (root / exercise.path).read_text() == exercise.fixed
 
 
 def test_the_teacher_refuses_an_agent_without_tools_to_edit(exercises: Sequence[Exercise]) -> None:
@@ -293,8 +293,8 @@ def test_the_jobs_that_distil_make_it_and_can_begin_with_it(tmp_path: Path, monk
     assert json.loads((student.folder / "config.json").read_text())["intermediate_size"] == 96
     by = {"made_by": jobs.collect_inputs(student, {}), "ended": True, "port": 0}
     student.record.write_text(json.dumps(by))
-    planned, wrong = jobs.plan_jobs(file)
-    assert wrong is None and [each.state.doing for each in planned] == ["is done", *["runs"] * 7]
+    planned, problem = jobs.plan_jobs(file)
+    assert problem is None and [each.state.doing for each in planned] == ["is done", *["runs"] * 7]
 
 
 def episodes(seed: int, fixed: float, step: int, *, tried: float = 0.8) -> list[Episode]:

@@ -75,6 +75,16 @@ def test_a_checkpoint_continues_bit_for_bit(kind, miniature, make_rows, tmp_path
             Trainer(miniature, settings.with_changes(lora=Lora(rank=2))).restore(tmp_path / "2")
 
 
+def test_restoring_the_start_forgets_the_optimisers_moments(trainer, make_rows, tmp_path):
+    trainer.save(tmp_path / "c")
+    trainer.step(make_rows(LENGTHS))
+    after = weights(trainer)
+    trainer.restore(tmp_path / "c")
+    assert trainer.version == 0
+    trainer.step(make_rows(LENGTHS))
+    assert equal(weights(trainer), after)
+
+
 def test_a_checkpoint_is_a_hugging_face_model(saved, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -14,7 +14,7 @@ MakeRows = Callable[..., list[Sample]]
 
 @pytest.fixture(scope="session")
 def make_rows() -> MakeRows:
-    """``make_rows(lengths, seed=0)``: rows with holes in their masks and rough old logprobs, one per episode."""
+    """``make_rows(lengths, seed=0)``: rows with gaps in their masks and random old logprobs, one per episode."""
     import torch
 
     def make(lengths: list[int], seed: int = 0) -> list[Sample]:
@@ -44,8 +44,8 @@ def make_rows() -> MakeRows:
 def on_policy() -> Callable[..., list[Sample]]:
     """``on_policy(trainer, rows)``: the rows with the trainer's own logprobs as the engine's."""
 
-    def record(trainer, rows: list[Sample], temperature: float = 1.0) -> list[Sample]:  # type: ignore[no-untyped-def]
-        scored = trainer.logprobs([row.ids for row in rows], temperature)
+    def record(trainer, rows: list[Sample]) -> list[Sample]:  # type: ignore[no-untyped-def]
+        scored = trainer.logprobs([row.ids for row in rows], 1.0)
         return [
             replace(
                 row,

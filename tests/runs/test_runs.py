@@ -73,9 +73,8 @@ def test_codec_refuses_unknown_fields_and_other_shapes() -> None:
 
 
 def test_a_log_survives_a_torn_line(run: RunFolder) -> None:
-    log = run.writer()
-    log.append("one", value=1)
-    log.close()
+    with closing(run.writer()) as log:
+        log.append("one", value=1)
     with run.log.open("ab") as file:
         file.write(b'{"type": "two", "va')
     assert [record["type"] for record in run.records()] == ["one"]

@@ -65,6 +65,10 @@ def test_settings_without_effect_or_that_contradict_each_other_are_refused_with_
     assert fix in caught.value.fix
 
 
+def test_reinforce_takes_recomputed_logprobs_with_a_correction():
+    LearnSettings(algorithm="reinforce", old_logprobs="recomputed", mismatch_correction="token")
+
+
 @given(st.integers(0, 200), st.integers(1, 99))
 @pytest.mark.filterwarnings("ignore")
 def test_the_overlong_punishment_is_trls(tokens, buffer):

@@ -12,6 +12,7 @@ from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from coderepairrl.learn import LearnSettings, attention, recurrence
 from coderepairrl.learn.learner import LearnerService
+from coderepairrl.learn.pack import build_prefix_tree
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.learn.trainer import Trainer
@@ -62,6 +63,23 @@ def test_keys_are_repeated_for_each_head_in_float32_on_a_gpu_alone():
         (torch.bfloat16, gpu, False),
     ):
         assert attention._needs_repeated_heads(SimpleNamespace(dtype=dtype, device=device)) == repeated
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_repeated_keys_avoid_the_kernel_for_grouped_heads(repeated, monkeypatch):
+    """In float32 on a GPU it needs memory quadratic in a row's length."""
+    kernel, grouped = attention.scaled_dot_product_attention, set()
+
+    def record(*tensors, enable_gqa, **options):
+        grouped.add(enable_gqa)
+        return kernel(*tensors, enable_gqa=enable_gqa, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", record)
+    monkeypatch.setattr(attention, "_needs_repeated_heads", lambda query: repeated)
+    tree = build_prefix_tree([(1, 2, 3), (1, 2, 4)])
+    query, key, value = (torch.zeros(1, heads, len(tree.ids), 8) for heads in (6, 2, 2))
+    attention._attend_gathered(query, key, value, tree.spans, None)
+    assert grouped == {not repeated}
 
 
 def test_a_late_layer_of_another_kind_is_probed(tmp_path, monkeypatch):

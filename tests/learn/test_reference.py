@@ -134,7 +134,7 @@ def score_episode(settings, model, initial, episode):
 
 def objective(settings, logp, old, advantage):
     """Objective of each token of a row."""
-    ratio, algorithm, (low, high) = (logp - old).exp(), settings.algorithm, settings.clip
+    ratio, algorithm, low, high = (logp - old).exp(), settings.algorithm, settings.eps_low, settings.eps_high
     if algorithm == "reinforce":
         return advantage * logp
     if algorithm == "cispo":

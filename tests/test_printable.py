@@ -79,7 +79,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(9) as progress:
         progress.say(HOSTILE)
         progress.alarm(HOSTILE)
-        progress.phase(HOSTILE)
+        progress.report_failures()
         progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 0, Ending.VOID, fault=HOSTILE))
         progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 1, Ending.CRASH, HOSTILE, crash=HOSTILE))
     check_shown(capsys.readouterr().err)

@@ -604,10 +604,10 @@ def test_a_fork_that_forgets_what_was_said_is_refused(tmp_path: Path) -> None:
     family = FAMILIES["Gemma 4 (E2B, E4B)"]
     folder = family.write(tmp_path)
     source = (folder / "chat_template.jinja").read_text()
-    moved = "{%- endif %}{%- endfor %}{{- m.content | trim }}"
-    assert source.count(moved) == 1
-    kept = "{{- m.content | trim if loop.last or not m.tool_calls else '' }}"
-    (folder / "chat_template.jinja").write_text(source.replace(moved, "{%- endif %}{%- endfor %}" + kept))
+    words = "{{- captured_content -}}"
+    assert source.count(words) == 1
+    forgotten = "{{- captured_content if loop.last or not message['tool_calls'] else '' -}}"
+    (folder / "chat_template.jinja").write_text(source.replace(words, forgotten))
     with pytest.raises(ConfigError, match="is rendered again, without 'I look.'"):
         verify_codec(tokens.load_codec(folder))
 

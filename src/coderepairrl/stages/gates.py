@@ -68,7 +68,7 @@ class Alarm:
 
     def as_json(self) -> dict[str, Any]:
         """Convert to plain data."""
-        return {key: value for key, value in asdict(self).items() if key != "details"}
+        return asdict(self)
 
 
 class Gate(NamedTuple):

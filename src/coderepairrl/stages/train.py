@@ -209,7 +209,6 @@ def commit_step(
 ) -> None:
     """Log a step's record with its alarms; warn if nothing was sampled."""
     record["alarms"] = [alarm.as_json() for alarm in alarms]
-    record["alarm"] = next((alarm.details for alarm in alarms if alarm.gate == "over_optimisation"), None)
     log_step(parts.log, history, parts.progress, record, (group.id for group in groups))
     if record["account"]["sampled"] == 0:
         parts.progress.say(

@@ -197,7 +197,8 @@ async def test_engine_and_learner_work_at_once_within_the_bound(
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     async with make_parts(folder, miniature, staleness, seed=staleness) as parts:
-        policy, engine = cast(Policy, parts.policy), cast(Engine, parts.engine)
+        policy = cast(Policy, parts.policy)
+        engine = policy.engine
         await train(parts, read_history(folder))
     episodes = check_finished_run(folder, staleness)
     assert (policy.meanwhile > 0) == (staleness > 0)
@@ -231,7 +232,7 @@ async def test_whatever_stops_it_nothing_is_lost_or_trained_twice(
             if count == moment and what == "interrupt":
                 running.cancel()
             elif count == moment and what == "engine":
-                cast(Engine, parts.engine).kill()
+                cast(Policy, parts.policy).engine.kill()
             elif count == moment and what == "learner":
                 cast(Policy, parts.policy).fault = True
             elif count >= moment and what == "disk":
@@ -280,4 +281,6 @@ async def test_a_lower_bound_gives_up_what_is_too_old_and_attempts_it_again(mini
         assert {v for e in episodes for t in e.turns for v in versions(t)} == {steps[step - 2]["version"]}
     names = [name.split("-retry")[0] for step in steps for name in step["episodes"]]
     assert len(set(names)) == len(names) == STEPS * TASKS_PER_STEP * ATTEMPTS
-    await Policy(parts.config, folder, cast(Engine, parts.engine), random.Random(0)).restore(read_history(folder))
+    await Policy(parts.config, folder, cast(Policy, parts.policy).engine, random.Random(0)).restore(
+        read_history(folder)
+    )

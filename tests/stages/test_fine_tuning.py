@@ -286,7 +286,9 @@ async def test_without_evaluations_the_engine_need_not_be_installed(few: Path, t
 async def test_evaluations_keep_only_the_newest_weights(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = resolve_imitation(load_arguments(arguments(few, tmp_path, "eval.every=1", "data.epochs=0.3")))
+    plan = resolve_imitation(load_arguments(arguments(few, tmp_path, "data.epochs=0.3")))
+    every_step = plan.config.eval.model_copy(update={"every": 1})
+    plan.config = plan.config.model_copy(update={"eval": every_step})
     served: list[str] = []
 
     async def publish(form: str) -> PublishedWeights:

@@ -127,17 +127,18 @@ def summarise_fine_tuning(folder: RunFolder) -> dict[str, Any]:
 def format_fine_tuning(folder: RunFolder, config: Config) -> str:
     """Format the losses of a finished run, its evaluations, and what to do next."""
     history = read_history(folder)
-    losses = {each["step"]: each["metrics"].get("learn/loss") for each in history.steps}  # none in a skipped step
-    computed = [f"{loss:.4f} in step {step}" for step, loss in losses.items() if loss is not None]
-    lines = [f"loss: {computed[0]}, {computed[-1]}"] if computed else ["no step had a finite loss"]
+    # a skipped step has no loss
+    computed = [each for each in history.steps if "learn/loss" in each["metrics"]]
+    losses = [f"{each['metrics']['learn/loss']:.4f} in step {each['step']}" for each in computed]
+    lines = [f"loss: {losses[0]}, {losses[-1]}"] if losses else ["no step had a finite loss"]
     held_out = summarise_fine_tuning(folder)["held_out"]
     if held_out and LOSS in (first_metrics := _read_first_metrics(folder)):
         lines.append(
             f"held-out loss: {first_metrics[LOSS]:.4f} before, {held_out['last_loss']:.4f} after the last step, "
             f"{held_out['best_loss']:.4f} at best (step {held_out['best_step']})"
         )
-    report = summarise_first_and_last(folder, config)
     if history.evaluations:
+        report = summarise_first_and_last(folder, config)
         lines += ["", format_hello(report), "", format_headline(report)]
     else:
         lines.append(f"run folder: {folder.path}")
@@ -146,7 +147,7 @@ def format_fine_tuning(folder: RunFolder, config: Config) -> str:
         f"crrl eval FILE --policy {run}": "tests passing on the held-out tasks of a configuration",
         f"crrl train FILE model.path={run}": "reinforcement learning from here, on other tasks",
     }
-    return "\n".join([*lines, *list_next_commands(report, next_commands)])
+    return "\n".join([*lines, *list_next_commands({"run": folder.path}, next_commands)])
 
 
 async def _run_steps(run: _SftContext) -> None:

@@ -40,8 +40,8 @@ KEYS = 64
 PACK_BYTES = 2**25
 """Bytes of weights beyond which they are packed: about the cache of a processor."""
 PACKED_ROWS = 1 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 4
-"""Least rows of a packed product, which have the same bits as more. Four rows read memory faster than one or two with
-AVX-512; with AVX2 one row takes two thirds of the time of four."""
+"""Least rows of a packed product, which have the same bits as more. With AVX2 one row takes two thirds of the time of
+four; on other processors one row is not measured."""
 
 
 def _find_least_rows() -> int:

@@ -39,10 +39,10 @@ from coderepairrl import config as configs
 from coderepairrl.plan import Plan, plan_run
 from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
 from coderepairrl.runs import RunFolder
+from coderepairrl.stages import train as loop
 from coderepairrl.stages.history import History
 from coderepairrl.stages.parts import open_training
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.train import train
 from coderepairrl.types import Episode, Task
 
 MIXES: Mapping[str, Sequence[str]] = {
@@ -86,22 +86,18 @@ def alike(plan: Plan) -> list[Task]:
 
 
 class Noted(Progress):
-    """What the loop says of its phases, as stages; each step waits for its turn."""
+    """What each step took, by stage; each waits for its turn."""
 
     def __init__(self, steps: int, turns: Turns) -> None:
         super().__init__(steps, quiet=True)
         self.turns, self.stages, self.episodes = turns, Stages(), list[Episode]()
 
-    def phase(self, name: str) -> None:
+    def begin(self) -> None:
         """A step begins where its attempts do."""
-        super().phase(name)
-        if name == "train":
-            self.finish()
-            self.turns.wait()
-            self.stages.begin()
-            self.stages.enter("rollout")
-        elif name == "learn":
-            self.stages.enter("learn")
+        self.finish()
+        self.turns.wait()
+        self.stages.begin()
+        self.stages.enter("rollout")
 
     def episode(self, episode: Episode) -> None:
         """Keep it."""
@@ -133,7 +129,16 @@ async def ours(plan: Plan, turns: Turns) -> None:
     folder.create("", {})
     with Noted(plan.config.run.steps, turns) as progress:
         async with open_training(plan, folder, progress) as parts:
-            publish, serve = parts.policy._publish, parts.policy._serve
+            attempt, policy = loop.attempt_tasks, parts.policy
+            improve, publish, serve = policy.improve, policy._publish, policy._serve
+
+            async def noted_attempts(*given: Any) -> Any:
+                progress.begin()
+                return await attempt(*given)
+
+            async def noted_improve(*given: Any) -> Any:
+                progress.stages.enter("learn")
+                return await improve(*given)
 
             async def noted_publish() -> Any:
                 progress.stages.enter("sync")
@@ -144,8 +149,9 @@ async def ours(plan: Plan, turns: Turns) -> None:
                 progress.stages.enter("rest")
                 return served
 
-            parts.policy._publish, parts.policy._serve = noted_publish, noted_serve  # type: ignore[method-assign]
-            await train(parts, History())
+            loop.attempt_tasks = noted_attempts
+            policy.improve, policy._publish, policy._serve = noted_improve, noted_publish, noted_serve  # type: ignore[method-assign]
+            await loop.train(parts, History())
             progress.finish()
 
 

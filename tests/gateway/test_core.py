@@ -105,6 +105,15 @@ async def test_a_call_that_our_own_bug_ends_is_a_fault_and_no_retry_joins_it(
     assert (await ask(other))["crrl"]["turn"] == 0
 
 
+async def test_a_bug_before_a_call_begins_is_a_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = world.open()
+    with monkeypatch.context() as broken:
+        broken.setattr(type(session), "parse", None)
+        assert (await try_to_ask(session))[0] == 500
+    assert isinstance(session.fault, GatewayFault) and "NoneType" in str(session.fault)
+    assert session.turns == ()
+
+
 async def test_an_absurd_count_of_retries_is_ignored(world: World) -> None:
     """A program in a sandbox can send such a header, and must not void its episode by it."""
     session = world.open()

@@ -122,7 +122,10 @@ def validate_config(data: dict[str, Any], where: str, overrides: Sequence[str] =
             if expected := _EXPECTED.get(each["type"]):
                 examples.append(f"{key}={_example_value(each['loc'], expected[1])}")
             for line in problem.split("\n"):  # a check of several settings has a line for each mistake
-                origin = _find_origin(key or line, where, overrides)
+                # the line may begin with the rest of the key
+                origin = _find_origin(f"{key}.{line.partition(':')[0]}" if key else line, where, overrides)
+                if key and origin == where:
+                    origin = _find_origin(key, where, overrides)
                 mistakes.setdefault(origin, []).append(f"{key}: {line}" if key else line)
         if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in mistakes.items()]:
             missing = {each["loc"] for each in error.errors() if each["type"] == "missing"}

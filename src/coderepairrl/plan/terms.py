@@ -12,7 +12,7 @@ from coderepairrl.agents import recipe
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Agent as AgentSettings
 from coderepairrl.config.schema import TaskKind
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import CombinedError, ConfigError, combine_errors
 from coderepairrl.plan.model import RELAY, ServingPlan
 from coderepairrl.plan.parts import Check, make_each, part, raise_errors
 from coderepairrl.protocols import Agent, SandboxBackend
@@ -78,10 +78,12 @@ class AgentPlan(ServingPlan):
         """Make the sandbox; `binds` are host folders that its commands see."""
         try:
             backend = sandbox.make_backend(self.choice.name, binds, **self.raw_config.sandbox.options)
-        except ConfigError as error:
+        except (ConfigError, CombinedError) as error:
             if not self.choice.fix:
-                raise  # else the option was meant for the stronger one
-            raise ConfigError(f"{error} ({self.choice})", fix=error.fix) from error
+                raise  # else the options were meant for the stronger one
+            raise combine_errors(
+                [ConfigError(f"{each} ({self.choice})", fix=each.fix) for each in error.problems]
+            ) from error
         backend.require()
         return backend
 

@@ -167,8 +167,10 @@ LIMIT = 3
 def half(n: int) -> float:
     """Halve.
 
-    >>> half(4)  # doctest: +SKIP
+    >>> half(4)  # a comment
     2.0
+    >>> half(6)  # doctest: +SKIP
+    3.0
     >>> half("x")  # not by a value
     Traceback (most recent call last):
     TypeError
@@ -218,6 +220,24 @@ def reads(n):
     1
     """
     return n if n == 1 else open(0).read() + "x" * 100_000
+
+
+def letters(text):
+    """In an order that differs between processes.
+
+    >>> letters("ab")
+    ['a', 'b']
+    """
+    return list(set(text))
+
+
+def place(n):
+    """A bug's value differs between processes.
+
+    >>> place(2)
+    2
+    """
+    return n if n < 3 else object()
 '''
 
 
@@ -227,9 +247,11 @@ async def test_functions_stand_alone_and_tests_tell_their_bugs(tmp_path: Path, i
     options = {"path": str(package), "documented": True, "quoted": 0, "cache": str(tmp_path / "cache")}
     tasks = list(make_source("mutants", **options))
     names = {task.id.removeprefix("mutants/pack.").partition("/")[0] for task in tasks}
-    assert names == {"half", "name", "reads"}
+    assert names == {"half", "name", "reads", "place"}
+    assert not any("<object" in task.prompt for task in tasks)
     assert list(make_source("mutants", **options)) == tasks
     half = next(task for task in tasks if task.id.startswith("mutants/pack.half/operator"))
+    assert "half(6)" not in str(half.checks)
     assert "half(4)" in half.prompt and "2.0" in half.prompt and " / 2" not in half.prompt, "the line is not quoted"
     backend = sandbox.make_backend(sandbox.choose_backend("auto").name)
     for patch, passes in ((half.reference, True), (b"", False)):

@@ -27,6 +27,8 @@ MAX_LINES = 12
 _TIMEOUT_SECONDS = 600.0
 _BATCH = 2_000
 """Jobs of one run of the judge."""
+_HASH_SEEDS = 0, 1, 2
+"""Values of PYTHONHASHSEED, which orders sets."""
 
 
 def find_documented_functions(root: Path) -> list[Function]:
@@ -77,6 +79,8 @@ def _read_doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
     except ValueError:
         return ()
     for each in examples:
+        if each.options.get(doctest.SKIP):  # its authors do not trust it: random, or in the order of a set
+            continue
         call, want = each.source.strip(), each.want.strip()
         try:
             tree = ast.parse(call, mode="eval")
@@ -94,31 +98,44 @@ def _read_doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
 async def verify_functions(candidates: Sequence[Function], workspace: str, backend: SandboxBackend) -> Any:
     """Mutants of `candidates` that a check notices, as plain data; checks that healthy functions fail are dropped.
 
-    Judged in a sandbox of `backend`, in the empty `workspace`. Raises `TaskError`.
+    Judged in a sandbox of `backend`, in the empty `workspace`, under each of `_HASH_SEEDS`: a verdict that differs is
+    left out, so that equal code gives equal tasks. Raises `TaskError`.
     """
     single_checks = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
     results = iter(await _judge_in_sandbox(backend, workspace, single_checks))  # in the order of the next line
-    healthy = [replace(each, checks=tuple(c for c in each.checks if next(results) is None)) for each in candidates]
+    healthy = [
+        replace(each, checks=tuple(check for check in each.checks if not any(next(results)))) for each in candidates
+    ]
     mutated = list(index_mutations([each for each in healthy if each.checks]).values())
     jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated]
     failures = await _judge_in_sandbox(backend, workspace, jobs)
-    noticed = zip(mutated, failures, strict=True)  # with a negative index: it hangs or does not compile
-    return codec.dump([make_mutant(*pair, *failure) for pair, failure in noticed if failure and failure[0] >= 0])
+    noticed = [
+        make_mutant(*pair, *first)
+        for pair, (first, *others) in zip(mutated, failures, strict=True)
+        # with a negative index: it hangs or does not compile
+        if first and first[0] >= 0 and all(other == first for other in others)
+    ]
+    return codec.dump(noticed)
 
 
 async def _judge_in_sandbox(
     backend: SandboxBackend, workspace: str, jobs: Sequence[tuple[str, Sequence[tuple[str, str]]]]
-) -> list[judge.Failure | None]:
-    failures: list[judge.Failure | None] = []
+) -> list[tuple[judge.Failure | None, ...]]:
+    failures: list[tuple[judge.Failure | None, ...]] = []
     remaining = iter(jobs)
     async with backend.open(Task("mutants/documented", "find bugs", "python", workspace, b"")) as fresh:
         await fresh.write("judge.py", Path(judge.__file__).read_bytes())
         while batch := list(islice(remaining, _BATCH)):
             lines = "".join(json.dumps({"source": source, "checks": checks}) + "\n" for source, checks in batch)
-            argv = ("python3", "-S", "-E", "-B", "judge.py")
-            ran = await fresh.exec(argv, stdin=lines.encode(), timeout=_TIMEOUT_SECONDS, max_bytes=1 << 26)
-            answers = ran.output.decode("utf-8", "replace").splitlines()
-            if not ran.ok or len(answers) != len(batch):
-                raise TaskError(f"the functions cannot be judged: {ran.output[-300:]!r}", fix="name another package")
-            failures += [json.loads(answer) for answer in answers]
+            each_seed = []
+            for seed in _HASH_SEEDS:
+                argv = ("env", f"PYTHONHASHSEED={seed}", "python3", "-S", "-B", "judge.py")
+                ran = await fresh.exec(argv, stdin=lines.encode(), timeout=_TIMEOUT_SECONDS, max_bytes=1 << 26)
+                answers = ran.output.decode("utf-8", "replace").splitlines()
+                if not ran.ok or len(answers) != len(batch):
+                    raise TaskError(
+                        f"the functions cannot be judged: {ran.output[-300:]!r}", fix="name another package"
+                    )
+                each_seed.append([json.loads(answer) for answer in answers])
+            failures += zip(*each_seed, strict=True)
     return failures

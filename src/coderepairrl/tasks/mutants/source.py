@@ -29,7 +29,7 @@ BUGS = 16
 """Number of bugs to find in a package by default."""
 MAX_SECONDS = 86_400.0  # the highest option `timeout`
 LICENCE = "Apache-2.0"  # of the shipped corpus
-_CACHE_KEY = "bugs that were verified in a sandbox"
+_CACHE_KEY = "bugs that were verified in a sandbox, documented ones under several hash seeds"
 """Part of the cache's key, so that bugs which earlier versions found in another way are not used."""
 
 

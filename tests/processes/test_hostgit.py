@@ -74,7 +74,7 @@ def test_a_promised_object_is_not_fetched(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"lacks the content of gone\.txt") as caught:
         prepare_workspace(f"dir:{hostile.root}", tmp_path / "p")
     assert "without a filter" in caught.value.fix
-    with pytest.raises(TaskError, match=f"no content of a file of {head}"):
+    with pytest.raises(TaskError, match=f"lacks the content of a file of {head}"):
         prepare_workspace(f"git:{hostile.root}@{head}", tmp_path / "q")
     assert hostile.ran == set()
 

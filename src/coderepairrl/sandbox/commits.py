@@ -31,7 +31,7 @@ _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
 
 def fetch_commits(url: str, commits: Sequence[str]) -> Path:
-    """Fetch the missing ones of `commits` of `url` at once: all or none. Returns the cached git directory.
+    """Fetch those of `commits` of `url` that are not cached, all or none. Returns the cached git directory.
 
     Raises `TaskError` for a missing commit, `SandboxFault` if fetching failed for possibly transient reasons, and
     `PrerequisiteError` if the cache is full or not writable.
@@ -53,7 +53,7 @@ def fetch_commits(url: str, commits: Sequence[str]) -> Path:
 
 def _fetch_locked(url: str, commits: Sequence[str], cache: Path) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
-    with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
+    with cache.with_suffix(".lock").open("w") as lock:  # other runs fetch too
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not cache.exists():
             partial = cache.with_suffix(".partial")
@@ -62,17 +62,17 @@ def _fetch_locked(url: str, commits: Sequence[str], cache: Path) -> None:
         cached = select_cached_commits(url, commits)
         if not (missing := [commit for commit in commits if commit not in cached]):
             return
-        # git writes there only under this lock, so these files are from one that was killed
+        # git writes there only under this lock, so these files were left by a killed git
         for stale in (*cache.glob("*.lock"), *cache.glob("objects/pack/tmp_*"), *cache.glob("objects/??/tmp_*")):
             stale.unlink()
         try:
             _fetch(url, missing, cache, lock.fileno())
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise _explain_failed_fetch(remove_login(url), ", ".join(missing), error) from None  # it names the login
+            raise _explain_failed_fetch(remove_login(url), ", ".join(missing), error) from None  # it shows the login
 
 
 def select_cached_commits(url: str, commits: Sequence[str]) -> list[str]:
-    """Select those of `commits` of `url` in the cache. Needs no lock, as commits are never removed."""
+    """Select the cached ones of `commits` of `url`. Needs no lock, as commits are never removed."""
     cache = find_commit_cache(url)
     if not cache.exists():
         return []
@@ -106,7 +106,7 @@ def _explain_failed_fetch(
         )
     if lost := _UNREADABLE.search(printed):
         return TaskError(
-            f"{shown_url} has no content of a file of {commits}: {lost[0]}",
+            f"{shown_url} lacks the content of a file of {commits}: {lost[0]}",
             fix="name a clone that was made without a filter and has all files: clone=FOLDER/{repository}",
         )
     fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _RETRY_FIX
@@ -117,7 +117,7 @@ def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
     # the caller holds `lock`
 
     def fetch(place: str, env: dict[str, str]) -> None:
-        # in a pack, which appears at once: among loose objects, a commit appears before its files
+        # keep the pack, which appears all at once: as loose objects, a commit could appear before its files
         command = ("-c", "fetch.unpackLimit=1", "fetch", "--quiet", "--depth=1", "--no-tags", "--", place, *commits)
         git(*command, folder=cache, env=env, timeout=1800, lock=lock)
 

@@ -23,11 +23,11 @@ _FRAME = struct.Struct(">II")
 _MAX_HEADER, _MAX_BODY = 64 << 20, 1 << 30  # far above what a working guest sends
 STARTUP_SECONDS = 30.0
 _ACCEPT_SECONDS = 0.01
-"""Time between looks for a connection: a container takes 0.5 s to start."""
+"""Seconds between checks for a connection: a container takes 0.5 s to start."""
 
 Header = dict[str, Any]
 Command = Callable[[int], tuple[Sequence[str], Sequence[int]]]
-"""Maps the guest's end of a socket, a descriptor, to argv and to further descriptors that it inherits."""
+"""Maps the descriptor of the guest's end of a socket to argv and further inherited descriptors."""
 
 
 def start_process(
@@ -42,7 +42,7 @@ def start_process(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start `command` as `user` in `group`; return the process and our end of its socket.
 
-    `prefix` precedes the command line: a program that runs as ourselves and execs the rest. Call it from the event
+    `prefix` precedes the command line: a program that runs as our user and execs the rest. Call it from the event
     loop's thread: the process dies with the *thread* that started it. Raises `SandboxFault`.
     """
     ours, guest_end = socket.socketpair(socket.AF_UNIX, kind)
@@ -74,7 +74,7 @@ class GuestProcess:
     process: subprocess.Popen[bytes] | None = None
     """Process that started the guest; None if it was forked (`template`)."""
     port_sockets: list[socket.socket] | None = None
-    """Sockets bound to the only ports of the host that are reachable; None if the guest has its own loopback device."""
+    """Sockets bound to the only host ports that the guest can reach; None if the guest has its own loopback device."""
     pidfd: int | None = None
     """Pidfd of the guest, if all processes of the sandbox die with it."""
 
@@ -103,15 +103,15 @@ class GuestProcess:
         if python := reply["cannot_run"]:
             raise TaskError(
                 f"the sandbox cannot run {python}, which is {os.path.realpath(python)}",
-                fix="make the environment with a Python that all users may run (/usr/bin/python3 -m venv), or show the "
-                "folder of its Python: sandbox.options.binds",
+                fix="make the environment with a Python that all users may run (/usr/bin/python3 -m venv), or make "
+                "the folder of that Python visible: sandbox.options.binds",
             )
 
     async def _wait_for_connection(self) -> None:
         """Wait until the guest can receive settings."""
 
     def _on_ready(self, pid: int) -> None:
-        """Called when the guest is ready; `pid` is the process id that it sees of itself."""
+        """Called when the guest is ready; `pid` is its process id as it sees it."""
 
     async def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one request. Raises `SandboxFault`."""
@@ -198,9 +198,9 @@ class GuestProcess:
 
 
 class StartedGuest(GuestProcess):
-    """A guest that inherits its end of the socket; started as `start_process` does.
+    """A guest that inherits its end of the socket, started by `start_process`.
 
-    Takes ownership of `port_sockets` and `info`, a pipe to which bubblewrap writes the pid of its pid 1.
+    Takes ownership of `port_sockets` and `info`, a pipe to which bubblewrap writes the host's id of its pid 1.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class StartedGuest(GuestProcess):
 
 
 class AwaitedGuest(GuestProcess):
-    """A guest that connects to `listener`, which it owns: one in a container inherits no descriptors.
+    """A guest that connects to `listener`, as containers inherit no descriptors; closes `listener`.
 
     Raises `SandboxFault` if `argv` cannot be started.
     """

@@ -68,8 +68,8 @@ _TOOLS = st.sampled_from(
 def test_a_conversation_has_the_same_keys_whichever_came_before(asked: list[tuple[list[Any], list[Any]]]) -> None:
     names = PrefixKeys()
     for messages, tools in asked:
-        found = names.of(tuple(messages), tools)
-        assert found == PrefixKeys().of(tuple(messages), tools)
+        found = names.compute(tuple(messages), tools)
+        assert found == PrefixKeys().compute(tuple(messages), tools)
         assert len(found) == len(messages) + 1
 
 
@@ -77,8 +77,8 @@ def test_a_conversation_that_cannot_be_hashed_leaves_nothing_behind() -> None:
     names, broken = PrefixKeys(), (user("\ud800"), user("and this"))
     for _ in range(2):  # a repeated request fails the same way
         with pytest.raises(UnicodeEncodeError):
-            names.of(broken, ())
-    assert names.of((user("fix it"), *broken[1:]), ()) == PrefixKeys().of((user("fix it"), *broken[1:]), ())
+            names.compute(broken, ())
+    assert names.compute((user("fix it"), *broken[1:]), ()) == PrefixKeys().compute((user("fix it"), *broken[1:]), ())
 
 
 def message(reply: Any) -> dict[str, Any]:

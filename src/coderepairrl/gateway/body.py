@@ -20,7 +20,7 @@ from coderepairrl.tokens import Delta, FunctionCall
 Model = TypeVar("Model", bound=BaseModel)
 T = TypeVar("T")
 Array = Annotated[list[T], Field(fail_fast=True)]
-"""Array that ends at its first invalid item: pydantic takes seconds to list 100,000 errors."""
+"""Array, validated up to its first invalid item: pydantic takes seconds to list 100,000 errors."""
 
 
 class LenientModel(BaseModel):
@@ -30,7 +30,7 @@ class LenientModel(BaseModel):
 
 
 def parse_body(model: type[Model], raw: bytes) -> Model:
-    """Parse a body, lone surrogates as U+FFFD. Raises `ApiError` (400) that names the field."""
+    """Parse a body; lone surrogates become U+FFFD. Raises `ApiError` (400) that names the field."""
     try:
         try:
             return model.model_validate_json(raw)
@@ -43,12 +43,12 @@ def parse_body(model: type[Model], raw: bytes) -> Model:
 
 
 def _repair_json(raw: bytes) -> bytes | None:
-    # replace half characters, which clients send that truncate text; returns None if it is no JSON
+    # replace lone surrogates, which clients that truncate text send; None if it is not JSON
     try:
         text = json.dumps(json.loads(raw.decode(errors="replace")), ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()  # lone surrogates to U+FFFD
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def explain_invalid_body(error: ValidationError) -> ApiError:
@@ -222,7 +222,7 @@ def build_crrl_fields(completion: Completion) -> dict[str, Any]:
 
 
 TEXT_TYPES = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"))
-PLACEHOLDER_NAMES = {  # other types are shown as they are
+PLACEHOLDER_NAMES = {  # placeholders show other types under their own names
     **dict.fromkeys(("image_url", "input_image", "output_image"), "image"),
     **dict.fromkeys(("input_audio", "output_audio"), "audio"),
     **dict.fromkeys(("video_url", "input_video"), "video"),

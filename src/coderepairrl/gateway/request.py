@@ -27,17 +27,17 @@ class Request:
     stream: bool = False
     stream_usage: bool = False
     client_settings: Mapping[str, Any] = field(default_factory=dict)
-    """Client settings that the run decides: temperature, seed, tool_choice, ..."""
+    """Client settings, decided by the run: temperature, seed, tool_choice, ..."""
     hidden: tuple[tuple[int, str], ...] = ()
     """Content hidden from the policy: index of its message, and a description."""
-    after: str = ""
+    continued_call: str = ""
     """`Call.name` of the continued call; empty if `messages` are the whole conversation."""
     opening: int = 0
-    """Number of leading messages that later requests do not inherit."""
+    """Number of leading messages (instructions) not inherited by later requests."""
     store: bool = False
     """Whether the client may fetch the reply by id."""
     unread: bool = False
-    """Whether messages are still items that may refer to stored replies (`responses.resolve_references`)."""
+    """Whether messages are unparsed items that may refer to stored replies (`responses.resolve_references`)."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Data for writing the reply."""
 
@@ -80,10 +80,10 @@ class ApiError(Exception):
 
 
 class PrefixKeys:
-    """Keys (16-byte hashes) of every prefix of a conversation under its tools.
+    """Keys (16-byte hashes) of every prefix of a conversation with its tools.
 
     Equal keys mean equal roles, texts and tool calls, ignoring what clients rewrite or drop (call ids, thoughts,
-    whitespace around a reply) or fill in (default arguments). The last conversation's extension is cheap.
+    whitespace around a reply) or fill in (default arguments). Extending the last conversation is cheap.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class PrefixKeys:
         self._keys = [b""]
 
     def list_unhashed(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
-        """New tools and messages, which `of` would hash."""
+        """New tools and messages, which `compute` would hash."""
         if hash_tools(tools) != self._keys[0]:
             return tools, messages
         return messages[self._count_same(messages) :]
@@ -101,8 +101,8 @@ class PrefixKeys:
         """Store keys that a worker process computed."""
         self._messages, self._keys, self.defaults = messages, list(keys), defaults
 
-    def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-        """Keys by number of leading messages."""
+    def compute(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        """Keys of all prefixes, shortest first."""
         tools_key = hash_tools(tools)
         if tools_key != self._keys[0]:
             self.defaults, self._messages, self._keys = read_argument_defaults(tools), (), [tools_key]
@@ -110,7 +110,7 @@ class PrefixKeys:
         keys = self._keys[: same + 1]
         for message in messages[same:]:
             keys.append(hash_message(keys[-1], message, self.defaults))
-        # only now: `hash_message` may have raised
+        # last, as `hash_message` may raise
         self._messages, self._keys = (*self._messages[:same], *messages[same:]), keys
         return list(keys)
 
@@ -120,7 +120,7 @@ class PrefixKeys:
 
 
 class KeyedTools(tuple[Mapping[str, Any], ...]):
-    """Tools with their cached key: large ones come with every request."""
+    """Tools with their cached key, as every request repeats them."""
 
     key: bytes
 
@@ -133,7 +133,7 @@ def add_tools_key(tools: Sequence[Mapping[str, Any]]) -> KeyedTools:
 
 
 def hash_tools(tools: Sequence[Mapping[str, Any]]) -> bytes:
-    """Key of the empty conversation under `tools`."""
+    """Key of the empty conversation with `tools`."""
     if isinstance(tools, KeyedTools):
         return tools.key
     return hashlib.blake2b(_as_json_bytes(list(tools)), digest_size=16).digest()
@@ -190,4 +190,4 @@ _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", 
 
 
 def _as_json_bytes(value: object) -> bytes:
-    return _encode(value).encode(errors="surrogatepass")  # arguments may escape half a character
+    return _encode(value).encode(errors="surrogatepass")  # arguments may have lone surrogates, as escapes

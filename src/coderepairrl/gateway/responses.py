@@ -98,7 +98,7 @@ def parse(raw: bytes) -> Request:
         max_tokens=body.max_output_tokens,
         stream=bool(body.stream),
         client_settings=settings,
-        after=(body.previous_response_id or "").removeprefix(_ID_PREFIX),
+        continued_call=(body.previous_response_id or "").removeprefix(_ID_PREFIX),
         opening=len(opening),
         store=body.store is not False,
         notes={

@@ -201,11 +201,11 @@ class Session:
         return replace(request, messages=recognised.messages, hidden=hidden, client_settings=settings)
 
     def _prepend_history(self, request: Request) -> Request:
-        if not request.after:
+        if not request.continued_call:
             return request
-        call, stored_request = self._stored.get(request.after, (None, None))
+        call, stored_request = self._stored.get(request.continued_call, (None, None))
         if call is None or stored_request is None or call.completion is None:
-            message = f"this episode has no finished response {request.after}"
+            message = f"this episode has no finished response {request.continued_call}"
             raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
         history = conversation(self._tree.turns, call.completion.turn.index)[stored_request.opening :]
         opening, new_messages = request.messages[: request.opening], request.messages[request.opening :]
@@ -213,7 +213,7 @@ class Session:
             request,
             messages=(*opening, *history, *new_messages),
             hidden=tuple((index + len(history), description) for index, description in request.hidden),
-            after="",
+            continued_call="",
         )
 
     def _strip_request(self, request: Request) -> Request:

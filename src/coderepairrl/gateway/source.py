@@ -1,4 +1,4 @@
-"""Sources of replies: the policy's checked stream of tokens, or another provider's server (`remote`)."""
+"""Sources of replies: the policy's engine, whose tokens are checked, or another provider's server (`remote`)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SampledReply:
         if problem := self._find_problem(chunk, start, last):
             raise EngineFault(f"the engine gave an impossible answer: {problem}")
         self._logprobs += chunk.logprobs
-        if self.versions and chunk.version == last:  # the range grows
+        if self.versions and chunk.version == last:  # extend its range
             start = self.versions.pop().start
         if count:
             self.versions.append(VersionRange(chunk.version, start, len(self.ids) + count))
@@ -135,9 +135,9 @@ class SampledReply:
 
 
 class PolicySource:
-    """An engine with its codec."""
+    """The policy's engine and codec."""
 
-    masked = ""  # `Turn.masked`: its turns are trained
+    masked = ""  # `Turn.masked`; empty: its turns are trained
 
     def __init__(self, codec: Codec, engine: Engine) -> None:
         self.codec = codec
@@ -153,7 +153,7 @@ class PolicySource:
         return TurnTree(processor)
 
     def forwarded_settings(self, request: Request) -> Mapping[str, Any]:
-        """No settings: the run's override the client's."""
+        """No client settings: the run's replace them."""
         return {}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> SampledReply:

@@ -63,9 +63,9 @@ def parse(name: str, source: CodecSource | None, most: int | None, body: bytes) 
 
 
 def hash_prefixes(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> tuple[list[bytes], Defaults]:
-    """`PrefixKeys.of`, and the default arguments."""
+    """`PrefixKeys.compute`, and the default arguments."""
     prefix_keys = PrefixKeys()
-    return prefix_keys.of(messages, tools), prefix_keys.defaults
+    return prefix_keys.compute(messages, tools), prefix_keys.defaults
 
 
 def call_codec(

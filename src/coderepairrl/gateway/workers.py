@@ -310,9 +310,9 @@ class RequestProcessor:
     async def keys(
         self, prefix_keys: PrefixKeys, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
     ) -> list[bytes]:
-        """Call `prefix_keys.of`."""
+        """Call `prefix_keys.compute`."""
         if _is_light(LIGHT_KEYS, *prefix_keys.list_unhashed(messages, tools)):
-            return prefix_keys.of(messages, tools)
+            return prefix_keys.compute(messages, tools)
         keys, defaults = await self._workers.call(self, "hash_prefixes", messages, tools)
         prefix_keys.store_keys(messages, keys, defaults)
         return list(keys)

@@ -21,7 +21,7 @@ CLASSES = {
     "glm-4.5": "GLM45",
     "glm-5": "GLM5",
 }
-"""Classes of the package `renderers` by renderer."""
+"""Class prefixes in the package `renderers`, by renderer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class BridgedIds:
 
 
 class TemplateRenderer:
-    """Renderer by `template`. Replies end with the template's end token, or one of `eos`.
+    """Applies `template`. Replies end with the template's end token, or one of `eos`.
 
     Raises `ConfigError` for a template that fails, changes replies, or writes calls in an unknown format.
     """
@@ -49,7 +49,7 @@ class TemplateRenderer:
             raise ConfigError(f"the chat template of {name} drops the content of replies")
         special = set(tokenizer.added.values())
         ends = [token for token in tokenizer.encode(after) if token in special]
-        # prefer the config's end token: a tag may close the words before it
+        # prefer the config's end token: a special token that closes the text may precede it
         end = next((token for token in ends if token in eos), ends[0] if ends else None)
         if end is None:
             raise ConfigError(f"the chat template of {name} ends replies with no special token")
@@ -58,7 +58,7 @@ class TemplateRenderer:
         self.format = self._find_format()
 
     def _find_format(self) -> CallFormat:
-        """Find the template's format of calls, with arguments as objects, as text, or with ids that name functions."""
+        """Find the template's format of calls: arguments as objects or as text, or ids that name functions."""
         added = self._tokenizer.added
         ids = [each.ids for each in FORMATS if each.ids and all(token in added for token in each.needs)]
         errors = []
@@ -118,10 +118,10 @@ class TemplateRenderer:
 
         if any(message["role"] == "assistant" for message in new_messages):
             return None
-        # with thoughts, which templates may drop once a question follows them
+        # with thoughts: a template that drops them before a question fails the comparison below
         reply: Message = {**_ANSWER, "reasoning_content": "thought"} if self._thinking else _ANSWER
         results = [message for message in new_messages if message["role"] == "tool"]
-        # templates may name the functions whose results they write, and move the words beside a call
+        # templates may write a function's name with its result, and move or drop text beside calls
         parsed = self.format.reply(self._tokenizer, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
         named = [call for call in parsed.calls if call.name]
         names = [call.name for call in named]
@@ -150,7 +150,7 @@ class TemplateRenderer:
         return BridgedIds([*so_far, *after[end + 1 :]])
 
     def make_earlier_calls(self, count: int) -> tuple[Message, ...]:
-        """Reply with `count` calls, and results, for ids that number calls."""
+        """Reply with `count` calls, and results, if ids number calls."""
         if not count or not self._call_ids:
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
@@ -203,10 +203,10 @@ def make_package_renderer(
 ) -> tuple[Any, CallFormat]:
     """Renderer `name` of the package, and its format of calls.
 
-    `thinking` switches reasoning; `keep_thoughts` keeps earlier thoughts in prompts. Raises `ConfigError` for another
+    `thinking` enables reasoning; `keep_thoughts` keeps earlier thoughts in prompts. Raises `ConfigError` for another
     family's tokenizer, and an unknown format of calls.
     """
-    # calls are read in the prompts' own format (`tokens.formats`): the package's parsers strip the whitespace of values
+    # `tokens.formats` parses calls, as the package's parsers strip the whitespace of values
     import renderers
 
     make = getattr(renderers, f"{CLASSES[name]}Renderer")

@@ -26,7 +26,7 @@ from typing import IO, Any, Self
 _LENGTH = struct.Struct(">I")
 _SLICE = 1 << 18  # bytes written before other coroutines may run
 _FD = "CRRL_FRAMES_FD"
-NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
+NO_CWD_IMPORTS = {"PYTHONSAFEPATH": "1"}
 """Environment that prevents imports from the current folder, perhaps an untrusted repository (``crrl fix``)."""
 
 Frame = dict[str, Any]
@@ -137,7 +137,7 @@ class Child:
         """Start ``python -m module args...`` with one torch thread, appending output to `log`."""
         ours, child_end = socket.socketpair()
         variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # MKL follows OMP
-        variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(child_end.fileno())}
+        variables |= {**os.environ, **(env or {}), **NO_CWD_IMPORTS, _FD: str(child_end.fileno())}
         log.parent.mkdir(parents=True, exist_ok=True)
         with child_end, log.open("ab") as sink:
             log_start = sink.tell()
@@ -214,7 +214,7 @@ class Child:
 
     @contextlib.asynccontextmanager
     async def _raise_if_disconnected(self) -> AsyncIterator[None]:
-        """Raise `ChildDied` where the connection breaks."""
+        """Raise `ChildDied` if the connection breaks."""
         try:
             yield
         except (asyncio.IncompleteReadError, OSError) as error:
@@ -246,7 +246,7 @@ class Child:
 
 
 class Parent:
-    """The child's end, blocking."""
+    """The child's blocking end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -254,7 +254,7 @@ class Parent:
 
     @classmethod
     def connect(cls) -> Self:
-        """Connect to `Child.spawn`; freezes imported objects."""
+        """Connect to the parent; resumes garbage collection without imported objects."""
         gc.freeze()
         gc.enable()
         # a grandchild that inherited the socket and outlived this process would keep the parent waiting
@@ -308,5 +308,5 @@ class Parent:
     def _fill(self, flags: int) -> None:
         data = self._socket.recv(1 << 20, flags)
         if not data:
-            raise EOFError("the parent hung up")
+            raise EOFError("the parent closed the connection")
         self._buffer += data

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from coderepairrl.errors import UsageError
-from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
+from coderepairrl.processes.children import NO_CWD_IMPORTS, read_log_end
 from coderepairrl.runs import RunFolder, Tail, open_run
 
 _PAUSE = 1.0  # seconds between two looks at the log
@@ -221,7 +221,7 @@ async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]
             stdin=asyncio.subprocess.PIPE,
             stdout=file,
             stderr=file,
-            env={**os.environ, **NOT_FROM_HERE},
+            env={**os.environ, **NO_CWD_IMPORTS},
             start_new_session=True,  # Ctrl-C is the run's, which then ends
         )
 

@@ -31,7 +31,7 @@ from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError
 from coderepairrl.plan import EVALUATION, resolve_evaluation
 from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
 from coderepairrl.printable import format_count
-from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
+from coderepairrl.processes.children import NO_CWD_IMPORTS, read_log_end
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.report import jobs as report
 from coderepairrl.report.metrics import PER_TOOL, list_metric_names
@@ -442,7 +442,7 @@ async def _run_process(words: Sequence[str], log: Path) -> AsyncIterator[asyncio
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
-            env={**os.environ, **NOT_FROM_HERE},
+            env={**os.environ, **NO_CWD_IMPORTS},
             start_new_session=True,  # the terminal's Ctrl-C reaches only this process, which then stops the command
         )
     try:

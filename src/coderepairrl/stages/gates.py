@@ -178,7 +178,8 @@ def zero_reward(before: Records, newest: Records) -> str:
     rewards, spreads = _metric_values(newest, "reward"), _metric_values(newest, "reward_std")
     if len(rewards) < len(newest) or any(rewards) or any(spreads) or _metric_values(newest, TEACHER_METRIC):
         return ""
-    return f"every attempt earned 0 {_format_span(newest)}"
+    earlier = fmean(_metric_values(before[-WINDOW:], "reward") or [0.0])
+    return f"every attempt earned 0 {_format_span(newest)}" + (f", {earlier:.3g} on average before" if earlier else "")
 
 
 def no_gradient(before: Records, newest: Records) -> str:
@@ -254,7 +255,8 @@ GATES = (
         "zero_reward",
         zero_reward,
         "read some attempts (crrl report): do they reach the reward, and can this policy earn any of it? Then --resume "
-        "gives it as many steps again",
+        "gives it as many steps again. If it earned more before, it collapsed: begin a new run from an earlier "
+        "checkpoint (model.path=RUN_FOLDER/checkpoints/STEP) with a lower train.lr",
     ),
     Gate(
         "no_gradient",

@@ -333,8 +333,8 @@ def test_other_tasks_limits_contents_and_versions_are_refused_with_the_differenc
         ),
         (void, "void lacks 1 task: task3 (no attempt has resolved)", "compare the 39 that all have: --common"),
         (edited, "1 tasks are not the same in all: task7", "compare the 39 that all have: --common"),
-        (longer, "other limits: rollout.calls 30 against 99", "--other-conditions"),
-        (newer, "other versions of a reward: tests 1 against 2", "same version"),
+        (longer, "different limits: rollout.calls 30 against 99", "--other-conditions"),
+        (newer, "different versions of a reward: tests 1 against 2", "same version"),
     ):
         with pytest.raises(UsageError) as caught:
             answer_comparison([str(base.path), str(other.path)], ComparisonOptions())
@@ -355,9 +355,9 @@ def test_environments_and_sandboxes_of_other_kinds_digests_and_limits_are_refuse
 
     base = run("base")
     for other, message in (
-        (run("kind", kind="venv"), "other environments: kinds of environment image against venv"),
-        (run("digest", digest="2"), "other environments: environment django 1 against 2"),
-        (run("memory", memory=2), "other limits: sandbox memory 1 against 2"),
+        (run("kind", kind="venv"), "different environments: kinds of environment image against venv"),
+        (run("digest", digest="2"), "different environments: environment django 1 against 2"),
+        (run("memory", memory=2), "different limits: sandbox memory 1 against 2"),
     ):
         with pytest.raises(UsageError, match=message):
             answer_comparison([str(base), str(other)], ComparisonOptions())
@@ -612,7 +612,7 @@ def test_incomparable_arms_get_a_reason_instead_of_an_answer(tmp_path: Path) -> 
     runs = write_grid(tmp_path)
     runs["rl"][0] = write_evaluation(tmp_path / "judged", lambda seed, at: 1.0, 0, version=2)
     assert (
-        "cannot be answered: base, seed 0 and rl, seed 0 were judged by other versions of a reward"
+        "cannot be answered: base, seed 0 and rl, seed 0 were judged by different versions of a reward"
         in describe_answer(runs)
     )
     assert "does not measure 'speed'" in describe_answer(runs, question=replace(QUESTION, metric="speed"))

@@ -117,6 +117,7 @@ class Comparison:
     change: Interval
     bootstrap: Interval
     d: Interval | None
+    """Cohen's d."""
     p: float
     adjusted: float
     """`p`, corrected for all comparisons (Holm)."""
@@ -125,7 +126,7 @@ class Comparison:
     p_tasks: float
     """Sign flips of tasks, corrected like `adjusted`: about these tasks alone."""
     smallest_shown: Interval | None
-    """Smallest difference that would have been shown."""
+    """Smallest difference detectable with `power`."""
     power: float
     spread: Spread | None
     """Discordance, for a share."""
@@ -148,7 +149,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class UnpairedComparison:
-    """Two published counts on the same tasks, over all possible overlaps."""
+    """Two published counts on the same tasks, over all possible overlaps of the solved ones."""
 
     before: PublishedCount
     after: PublishedCount
@@ -159,7 +160,7 @@ class UnpairedComparison:
     p: tuple[float, float]
     """Exact McNemar, least and greatest."""
     smallest_shown: tuple[float, float] | None
-    """Smallest differences that would have been shown; None if none."""
+    """Smallest detectable differences for the fewest and most discordant tasks, if both exist."""
     power: float
 
     @property
@@ -293,7 +294,7 @@ def _find_smallest_difference(spread: Spread, tasks: int, clusters: int, power: 
     )
     if value is None or low is None:
         return None
-    if low == high:  # the fewest tasks that can show a difference, at any discordance
+    if low == high:  # the same at any plausible discordance
         return Interval(value, None, None)
     return Interval(value, low, 1.0 if high is None else high)
 
@@ -385,12 +386,12 @@ def restrict_to_common(policies: Sequence[Outcomes], options: ComparisonOptions)
         ):
             if differ and not options.other_conditions:
                 raise UsageError(
-                    f"{first.name} and {other.name} had other {conditions}: {join_first(differ, _SHOWN_NAMES)}",
+                    f"{first.name} and {other.name} had different {conditions}: {join_first(differ, _SHOWN_NAMES)}",
                     fix="evaluate both with the same, or compare them knowingly: --other-conditions",
                 )
         if versions := _describe_other_values(first.versions, other.versions):
             raise UsageError(
-                f"{first.name} and {other.name} were judged by other versions of a reward:"
+                f"{first.name} and {other.name} were judged by different versions of a reward:"
                 f" {join_first(versions, _SHOWN_NAMES)}",
                 fix="evaluate both with the same version of this package",
             )
@@ -414,7 +415,7 @@ def restrict_to_common(policies: Sequence[Outcomes], options: ComparisonOptions)
             raise UsageError(
                 "the policies were not measured on the same tasks\n" + "\n".join(lines),
                 fix="evaluate all on the same, or "
-                + (f"compare the {len(common)} that all have: --common" if common else "name others: none is in all"),
+                + (f"compare the {len(common)} that all have: --common" if common else "name others: they share none"),
             )
     if not common:
         raise UsageError("the policies have no task in common", fix="name evaluations of the same benchmark")
@@ -455,7 +456,7 @@ def compare_counts(first: PublishedCount, other: PublishedCount, power: float = 
             f"{first.name} and {other.name} are not of the same tasks", fix="compare counts of one benchmark"
         )
     tasks = first.tasks
-    # an overlap is known by its discordant tasks: solved by the first alone, and by the other alone
+    # an overlap is determined by its discordant tasks: solved by the first alone, and by the other alone
     least, most = max(0, first.solved - other.solved), min(first.solved, tasks - other.solved)
     overlaps = [(lost, lost + other.solved - first.solved) for lost in range(least, most + 1)]
     changes = [tango_interval(lost, gained, tasks) for lost, gained in overlaps]
@@ -484,7 +485,7 @@ def convert_to_counts(outcomes: Outcomes) -> PublishedCount:
     values = [value for attempts in outcomes.values.values() for value in attempts]
     if len(values) != len(outcomes.values) or any(value not in (0, 1) for value in values):
         raise UsageError(
-            f"{outcomes.name} is more than a count of solved tasks",
-            fix="a count has one attempt at each task: compare an evaluation by resolved, with --attempts 1",
+            f"{outcomes.name} has several attempts per task, or values other than 0 and 1",
+            fix="to compare with a count, evaluate with --attempts 1",
         )
     return PublishedCount(outcomes.name, int(sum(values)), len(values))

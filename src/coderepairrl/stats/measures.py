@@ -249,12 +249,12 @@ _MOST_KINDS = 500
 """Kinds counted separately per reward: notes may quote the policy, and never repeat."""
 _WIDEST = 160  # characters of a shown note
 _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+""")
-"""Variable parts of a kind: quotations, paths, addresses, numbers."""
+"""Variable parts of a note: quotations, paths, addresses, numbers."""
 
 
 @dataclass(slots=True)
 class NoteKind:
-    """Notes that differ only in names and numbers: one, and counts of all and of scores of 0."""
+    """Notes that differ only in names and numbers: an example, their count, and that with score 0."""
 
     note: str
     count: int = 0

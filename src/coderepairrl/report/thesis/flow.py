@@ -16,7 +16,7 @@ from coderepairrl.report.thesis.marks import Figure, draw_panels, make_per_run
 
 _OTHER, _MORE, _END = "other", "more calls", "end"
 _GREY = (_OTHER, _MORE, _END)
-"""Nodes that are no command of their own."""
+"""Nodes that are not commands."""
 CALLS = 8
 """Default number of calls of an attempt that the flow shows."""
 _MAX_LEGIBLE = 12

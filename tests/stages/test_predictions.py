@@ -88,7 +88,7 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
     [
         ("", "has no predictions"),
         ("{", "line 1: not read as JSON"),
-        ("[]", "line 1: no object"),
+        ("[]", "line 1: not an object"),
         ('{"model_patch": ""}', "line 1: no instance_id"),
         (
             '{"instance_id": "a", "model": "m", "diff": "x"}',

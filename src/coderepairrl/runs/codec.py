@@ -164,7 +164,7 @@ def parse_foreign_lines(path: Path, written: str, fix: str) -> Iterator[tuple[in
         except ValueError as error:
             raise UsageError(f"{path}, line {number}: not read as JSON: {error}", fix=fix) from None
         if not isinstance(row, dict):
-            raise UsageError(f"{path}, line {number}: no object", fix=fix)
+            raise UsageError(f"{path}, line {number}: not an object", fix=fix)
         yield number, row
 
 

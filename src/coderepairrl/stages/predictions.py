@@ -61,7 +61,7 @@ def list_prediction_files(run: Path, evaluation: str) -> list[Path]:
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """Read JSON lines (perhaps ``.gz``), a JSON list, or an object by instance.
+    """Read JSON lines (perhaps ``.gz``), a JSON list, or an object keyed by instance.
 
     Repetitions count once. The default model is the file's name; a null patch is empty; a missing last newline is
     added. Raises `UsageError` for unreadable rows, missing keys, and conflicting patches.
@@ -104,7 +104,7 @@ def read_predictions(path: Path) -> list[Prediction]:
 
 
 def _read_prediction_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Objects in `path`, with their places for messages."""
+    """Objects in `path`, with positions for error messages."""
     try:
         text = codec.read_foreign_text(path)
     except ValueError as error:
@@ -122,5 +122,5 @@ def _read_prediction_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any
     for number, row in enumerate(document if is_list else [document], 1):
         where = f"entry {number}" if is_list else "the file"
         if not isinstance(row, dict):
-            raise UsageError(f"{path}, {where}: no object", fix=_FIX)
+            raise UsageError(f"{path}, {where}: not an object", fix=_FIX)
         yield where, row

@@ -48,7 +48,7 @@ class References:
             self.known[task.id] = (*repairs, repair)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Count references: mean per task of a step, tasks with any, and share of attempts with one as the nearest."""
+        """Count references: mean per task of a step, tasks with any, and share of attempts nearest to one."""
         if not self.max_per_task:
             return {}
         valid = [episode for episode in list_episodes(groups) if episode.ending is not Ending.VOID]

@@ -78,7 +78,7 @@ def eval(
             measured = asyncio.run(evaluation.evaluate_all(planned, jobs=jobs, say=note))
         except CodeRepairError:
             complete = [results.read_results(each.folder) for each in planned if each.is_complete]
-            if complete and len(planned) > 1 and not as_json:  # they may have taken hours, and others failed
+            if complete and len(planned) > 1 and not as_json:  # results of hours, though another evaluation failed
                 show(results.format_results(complete))
             raise
     if as_json:
@@ -111,7 +111,7 @@ def collect(
     jobs: PoliciesAtOnce = 1,
     as_json: Json = False,
 ) -> None:
-    """Attempt training tasks (the share tasks.holdout) with any policy, and keep what is worth learning from."""
+    """Attempt training tasks set aside by tasks.holdout, with any policy, and keep attempts worth learning from."""
     note_reading(what)
     from coderepairrl.stages import arguments
     from coderepairrl.stages import collect as collecting
@@ -183,7 +183,7 @@ def grade(
     jobs: Annotated[int, typer.Option(min=1, help="patches graded at a time")] = 2,
     of: Annotated[
         Literal["all", "listed"],
-        typer.Option(help="take shares of all tasks (without patch: unresolved), or of those listed"),
+        typer.Option(help="denominator of shares: all tasks (without patch: unresolved), or those listed"),
     ] = "all",
     skip_unknown: Annotated[bool, typer.Option("--skip-unknown", help="leave out patches for unknown tasks")] = False,
     sandbox: SandboxName = "auto",

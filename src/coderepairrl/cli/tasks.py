@@ -158,9 +158,7 @@ def tasks_verify(
             else f"{audit.format_rates_table(audited)}\n{folder / 'audit.json'}"
         )
         if faulty := sum(bool(each.faults) for each in audited):
-            note(
-                f"{format_count(faulty, 'task')} not tried, or not whole: remove the cause, and continue with --resume"
-            )
+            note(f"{format_count(faulty, 'task')} not tried, or in part: remove the cause, and continue with --resume")
             raise typer.Exit(ExitCode.RUN_FAILED)
         return
     rewards = dict.fromkeys(reward or (), 1.0)
@@ -251,10 +249,7 @@ def tasks_overlap(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two sources: shared ids, commits, near-duplicate issues and patches, and dates.
-
-    Options of the first are a.KEY=VALUE, of the second b.KEY=VALUE.
-    """
+    """Compare two sources: shared ids, commits, near-duplicate issues and patches, and dates."""
     from coderepairrl import config
     from coderepairrl.tasks import catalog
     from coderepairrl.tasks.overlap import find_overlap, format_overlap

@@ -74,7 +74,7 @@ your thoughts
 the edits
 </answer>"""
 _LISTING_SECONDS = 30.0
-_MOST_SEARCHED = 20  # files that are searched for a reply's functions: if none is shown, all are candidates
+_MOST_SEARCHED = 20  # most files searched for a reply's functions: without shown files, all are candidates
 _FUNCTION_NAME = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.M)
 
 
@@ -86,8 +86,8 @@ class DirectOptions:
     """Files to show: those whose name is in the issue, those that the reference changes (an upper bound for any
     search), or all; also all if none match. ``none`` is for issues that contain the code."""
     context_chars: int = 20_000
-    """Most characters of them: whole files by path, until one does not fit; at most two per token of the episode's
-    limit."""
+    """Most characters of shown files: whole ones by path, until one does not fit; at most two per token of the
+    episode's limit."""
     format: Format = "blocks"
     """Format of a reply: search/replace blocks, whole files in fences, or functions in fences (Python only)."""
     system: str | None = None

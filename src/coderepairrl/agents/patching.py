@@ -18,7 +18,7 @@ from coderepairrl.errors import TaskError
 _MOST_PLACES = 100_000
 """Most occurrences to look for: a policy can write files in which a passage occurs everywhere."""
 _MOST_COMPARED = 1 << 24
-"""Characters of all occurrences, beyond two: they may overlap."""
+"""Most characters in all occurrences, which may overlap; two always count."""
 
 
 class NoMatch(Exception):
@@ -169,7 +169,7 @@ MARKER = 7
 HEAD = f"{'<' * MARKER} SEARCH"
 """The first line of a block."""
 
-# Possessive: a policy writes the text, and could make a pattern that tries every way take hours.
+# Possessive: a policy writes the text, and could make a backtracking pattern take hours.
 _OPEN = re.compile(r"[^\S\n]*+<{2,}+[^\S\n]*+SEARCH[^\S\n]*+>*+[^\S\n]*+")
 _DIVIDER = re.compile(r"[^\S\n]*+={5,}+[^\S\n]*+")
 _CLOSE = re.compile(r"[^\S\n]*+>{2,}+[^\S\n]*+REPLACE\b.*+")
@@ -177,7 +177,7 @@ _EXACT = re.compile(r"(<++) SEARCH|(=++)|(>++) REPLACE")
 
 
 class Block(NamedTuple):
-    """One edit: lines without ends, and their replacement. An empty search creates the file.
+    """One edit: lines without endings, and their replacement. An empty search creates the file.
 
     >>> Block("a.py", ("x = 1",), ("x = 2",)).old
     'x = 1\\n'
@@ -366,7 +366,8 @@ def _find_unique_ranges(
         file = "\n".join(b[:new_start] + a[start:]) + end_of_file  # the ranges before this one are applied
         expected = [len(_join_lines(b[:new_start]))]
         is_found_once = start < end and find_whole_lines(file, _join_lines(a[start:end])) == expected
-        if is_found_once and (new_start < new_end or end < len(a)):  # a line must remain, since its line end may go
+        # a deletion at the file's end needs a kept line before it, whose line end may go
+        if is_found_once and (new_start < new_end or end < len(a)):
             at += 1
         elif at and start == ranges[at - 1][1]:
             before = ranges[at - 1]

@@ -13,8 +13,8 @@ def seal_exits(source, script):
     tree = compile(source, script, "exec", only_ast, dont_inherit=True)
     first_exit_line = source.count(b"\n") + 2
     exits_by_module = {"sys": ("exit",), "os": ("_exit", "abort"), "unittest": ("main",)}
-    modules, names = {}, {"exit": "exit", "quit": "exit"}  # that the script imports, by their names in it
-    bound = set()  # other names that it defines
+    modules, names = {}, {"exit": "exit", "quit": "exit"}  # of exits, by their names in the script
+    bound = set()  # other names that the script defines
 
     def walk(node):
         yield node

@@ -34,7 +34,7 @@ _STEPS = (
     f"RUN rm -rf {' '.join(_HIDDEN)}",
     f"ENV PATH={_PATH}",
 )
-"""Upstream's steps for agents; compiled files may stem from hidden tests or the repair."""
+"""Dockerfile steps for agents, as upstream; compiled files may stem from hidden tests or the repair."""
 _LINE_SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 # the steps of upstream's container setup, without installations
 _SCRIPT = f"""
@@ -49,7 +49,7 @@ mv run_tests.sh /root/run_tests.sh && PATH={_PATH} bash /root/run_tests.sh
 class R2EGym(Benchmark):
     """R2E-Gym: `name` is ``full``, ``subset`` or ``lite``.
 
-    A workspace is the row's image without hidden tests. In the full image every test must end as on the repaired
+    A workspace is the row's image without hidden tests. In the published image every test must end as on the repaired
     commit. As upstream, the reference omits tests and non-Python files.
     """
 
@@ -73,9 +73,9 @@ class R2EGym(Benchmark):
         statement = row.text("problem_statement")
         issue = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL)
         repository = row.text("repo_name")
-        dated = Row(row.benchmark, row.where, commit)
+        commit_row = Row(row.benchmark, row.where, commit)
         return Task(
-            id=f"r2e__{repository}-{dated.text('new_commit_hash')[:12]}",
+            id=f"r2e__{repository}-{commit_row.text('new_commit_hash')[:12]}",
             prompt=(issue[1] if issue else statement).strip(),
             language=detect_language(reference, "python"),
             workspace=pin_image_workspace(row.text("docker_image")),
@@ -83,7 +83,7 @@ class R2EGym(Benchmark):
             checks=_make_r2e_checks(row),
             split=self.split,
             repository=repository,
-            created=dated.day("commit_date"),
+            created=commit_row.day("commit_date"),
         )
 
     def make_images(self, row: Row) -> TaskImages:

@@ -1,4 +1,4 @@
-"""Nouns of the whole project: frozen, typed, and free of torch.
+"""Data types of the whole project: frozen, and free of torch.
 
 A `Task` becomes an `Episode` of `Turn`s, an episode earns `Score`s, and the leaves of its tree of turns become the
 `Sample`s that a policy is trained on.
@@ -71,7 +71,7 @@ class VersionRange:
 class Sampling:
     """Settings for sampling tokens. The run's override a client's.
 
-    `stop_ids` end a turn in the engine, `stop` strings in the gateway. Training allows a bare temperature only:
+    `stop_ids` end a turn in the engine, `stop` strings in the gateway. Training needs plain temperature sampling:
     otherwise recorded logprobs would not be the trained policy's.
 
     >>> Sampling().trainable, Sampling(top_p=0.9).trainable, Sampling(temperature=0.0).trainable
@@ -209,8 +209,8 @@ class Turn:
     fork: Fork | None = None
     """Branching point of a turn without `base`; None for a root."""
     remote: Mapping[str, Any] = field(default_factory=dict)
-    """Remote server's report on a turn that it sampled, for information: ``usage``, ``finish_reason``, any ids. No
-    spans.
+    """Remote server's report on a turn that it sampled, for information: ``usage``, ``finish_reason``, any ids.
+    Such a turn's spans are empty.
     """
 
     @property
@@ -550,7 +550,7 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """Properties of a backend's sandboxes here, for exams and attacks.
+    """Properties of a backend's sandboxes on this machine.
 
     >>> SandboxInfo(isolates=True, limits={"memory": 1 << 30}).limits["memory"] >> 20
     1024
@@ -559,7 +559,7 @@ class SandboxInfo:
     isolates: bool = False
     """Whether commands are isolated from the machine. Harmful attempts are made only then."""
     user: int | None = None
-    """User id of the host that commands run as; None: ours."""
+    """Host's user id for commands; None: this process's."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Limits of a sandbox: bytes of ``memory``, ``file_bytes`` of one file, ``disk_bytes``, ..."""
     limits_kept: str = "by means of its own"

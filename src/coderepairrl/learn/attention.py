@@ -136,7 +136,7 @@ def tree_attention(
     """Attend: ``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out. Without `spans`: one row.
 
     `s_aux`: attention sinks, a logit per head. With a `store`, the tokens are a chunk and `spans` index the whole tree.
-    Raises `UsageError` for a mask, dropout or soft cap, and for chunks off the CPU, with a sliding window or sinks.
+    Raises `UsageError` for a mask, dropout or soft cap, and for chunks off the CPU or with sliding window or sinks.
     """
     if attention_mask is not None or dropout or softcap is not None:
         raise UsageError("packed training supports causal attention only, without mask, dropout or soft cap")
@@ -149,7 +149,7 @@ def tree_attention(
     device = query.device.type
     has_bias = any(name.endswith("bias") for name, _ in module.named_parameters())
     if device == "cpu" and not windowed and s_aux is None and has_bias:
-        # some biases (Qwen2.5) are far larger than the differences between keys, all that softmax depends on
+        # some biases (Qwen2.5) are far larger than the differences between keys, which alone affect softmax
         key = key - _find_key_centre(cast(Any, module), key, store)
     if torch.is_autocast_enabled(device):
         # autocast sees neither the calls in `_TreeAttention` nor a `causal_lower_right`
@@ -158,7 +158,7 @@ def tree_attention(
     if s_aux is not None:
         query, key, value, spans = _add_sink(query, key, value, spans, s_aux / scaling)
         sinks = 1
-    widest = max(query.shape[3], value.shape[3])  # the kernels take one width
+    widest = max(query.shape[3], value.shape[3])  # kernels need equal widths
     query, key, value = (pad(tensor, (0, widest - tensor.shape[3])) for tensor in (query, key, value))
     if windowed:
         assert sliding_window is not None
@@ -174,7 +174,7 @@ def tree_attention(
 
 
 def _find_key_centre(module: Any, key: Tensor, store: TreeCache | None) -> Tensor:
-    # off centre, logits are so large that float32 rounds attention weights to 1e-4, and differently in the backward
+    # uncentred, logits are so large that float32 rounds attention weights to 1e-4, and differently in the backward
     # pass, which multiplies the error; all chunks of a tree share the first one's mean
     centres = {} if store is None else store.centres
     if (index := getattr(module, "layer_idx", 0)) not in centres:
@@ -238,7 +238,7 @@ class _TreeAttention(torch.autograd.Function):
         ctx.spans, ctx.scale, ctx.layer = spans, scale, layer
         if layer is not None:
             layer.attended = max(layer.attended, offset + tokens)
-            out_THd = out_THd.clone()  # no view of a tensor that all chunks share
+            out_THd = out_THd.clone()  # not a view: all chunks share the tensor
         ctx.save_for_backward(query, key, value, out_THd, lse_HT)
         return out_THd
 

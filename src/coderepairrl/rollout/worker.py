@@ -130,7 +130,7 @@ class WorkerSetup:
 
     tokenizer: CodecSource
     terms: Callable[[], Mapping[str, AttemptSettings]]
-    """Creates the terms of attempts within a second; raises if the machine cannot run them."""
+    """Creates each task kind's settings within a second; raises if the machine cannot use them."""
 
 
 class RelayedEngine(Engine):

@@ -30,7 +30,7 @@ from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import find_image
 
 _SYSTEM = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run/secrets")
-"""Closed, with everything below."""
+"""Closed to agents, with everything below."""
 _CLOSED_ALONE = ("/bin", "/home", "/lib", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var")
 """Closed themselves; a project may lie below."""
 _CLOSED_IN_HOMES = (
@@ -132,8 +132,8 @@ def read_workspace_entries(workspace: str, images: Images | None) -> Iterable[En
 
 
 def make_no_images_error(workspace: str) -> TaskError:
-    """The error for an image in a sandbox without image support."""
-    return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="sandbox=bwrap, or a container's")
+    """Error for a sandbox without image support."""
+    return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="sandbox=bwrap, docker or podman")
 
 
 def read_local_files(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
@@ -281,8 +281,8 @@ _DEPTH = 3
 _ENVIRONMENTS = ("envs", "pipx", "venvs", "uv", "tools")
 
 IN_IMAGES = tuple(
-    f"{way}/lib*/python3*/*-packages/coderepairrl"
-    for way in ("", "/*", "/usr/*", "/opt/*", "/opt/*/*", "/opt/*/*/*", "/root/*", "/home/*/*", "/srv/*")
+    f"{prefix}/lib*/python3*/*-packages/coderepairrl"
+    for prefix in ("", "/*", "/usr/*", "/opt/*", "/opt/*/*", "/opt/*/*/*", "/root/*", "/home/*/*", "/srv/*")
 )
 """Glob patterns of this package in container images: it holds references of tasks."""
 

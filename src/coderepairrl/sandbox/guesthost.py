@@ -40,12 +40,12 @@ def start_process(
     prefix: Sequence[str] = (),
     kind: socket.SocketKind = socket.SOCK_STREAM,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `command` as `user` in `group`; return the process and our end of its socket.
+    """Start `command` as `user` in `group`; return the process and the host's end of its socket.
 
     `prefix` precedes the command line: a program that runs as our user and execs the rest. Call it from the event
     loop's thread: the process dies with the *thread* that started it. Raises `SandboxFault`.
     """
-    ours, guest_end = socket.socketpair(socket.AF_UNIX, kind)
+    host_end, guest_end = socket.socketpair(socket.AF_UNIX, kind)
     argv, descriptors = command(guest_end.fileno())
     try:
         with guest_end, log.open("ab") as sink:
@@ -60,12 +60,12 @@ def start_process(
                 start_new_session=True,  # the controller handles the terminal's Ctrl-C
             )
     except OSError as error:
-        ours.close()
+        host_end.close()
         raise SandboxFault(f"cannot start the sandbox: {error}") from error
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return process, ours
+    return process, host_end
 
 
 class GuestProcess:
@@ -111,7 +111,7 @@ class GuestProcess:
         """Wait until the guest can receive settings."""
 
     def _on_ready(self, pid: int) -> None:
-        """Called when the guest is ready; `pid` is its process id as it sees it."""
+        """Called when the guest is ready; `pid` is its process id in its own namespace."""
 
     async def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one request. Raises `SandboxFault`."""
@@ -119,7 +119,7 @@ class GuestProcess:
             raise SandboxFault("the sandbox is closed")
         text = json.dumps(header).encode()
         try:
-            async with self._sending:  # a "stop" must not interrupt a long request
+            async with self._sending:  # a "stop" request must not be written inside a long one
                 await asyncio.get_running_loop().sock_sendall(
                     self._socket, b"".join((_FRAME.pack(len(text), len(body)), text, body))
                 )
@@ -200,7 +200,7 @@ class GuestProcess:
 class StartedGuest(GuestProcess):
     """A guest that inherits its end of the socket, started by `start_process`.
 
-    Takes ownership of `port_sockets` and `info`, a pipe to which bubblewrap writes the host's id of its pid 1.
+    Takes ownership of `port_sockets` and `info`, a pipe to which bubblewrap writes the host pid of the sandbox's init.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class StartedGuest(GuestProcess):
         self.process, self.port_sockets, self._info = process, port_sockets, info
 
     def _on_ready(self, pid: int) -> None:
-        if self._info is not None:  # the guest answers, so bubblewrap has written it
+        if self._info is not None:  # the guest answers, so bubblewrap has written its pid
             with os.fdopen(self._info, "rb") as info:
                 self._info = None
                 self.pidfd = os.pidfd_open(json.loads(info.read(4096))["child-pid"])
@@ -241,7 +241,7 @@ class StartedGuest(GuestProcess):
 
 
 class AwaitedGuest(GuestProcess):
-    """A guest that connects to `listener`, as containers inherit no descriptors; closes `listener`.
+    """A guest that connects to `listener`, because containers inherit no descriptors; closes `listener`.
 
     Raises `SandboxFault` if `argv` cannot be started.
     """
@@ -276,7 +276,7 @@ class AwaitedGuest(GuestProcess):
         self._socket.setblocking(False)
         listener.close()
         pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        with contextlib.suppress(OSError):  # on a virtual machine's kernel, or already ended
+        with contextlib.suppress(OSError):  # the guest is in a virtual machine, or has ended
             self.pidfd = os.pidfd_open(pid)
 
 

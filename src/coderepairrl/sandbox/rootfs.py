@@ -38,7 +38,7 @@ _PREPARE = "crrl tasks prepare with the task's source, on a machine with a netwo
 
 @dataclass(frozen=True)
 class Image:
-    """An unpacked image, stored as ``image.json``. Paths are those inside."""
+    """An unpacked image, stored as ``image.json``. Paths are inside it."""
 
     name: str
     id: str
@@ -57,7 +57,7 @@ class Image:
     head: str = ""
     """HEAD of the image's own repository, which has no later commits; empty without one."""
     hidden: tuple[str, ...] = ()
-    """Folders in it with answers to the shipped tasks."""
+    """Folders with answers to the shipped tasks."""
     report: Mapping[str, Any] | None = None
     """Report of the build: counts, omissions, digests."""
     digest: str = ""
@@ -132,15 +132,15 @@ def _read_git_mode(path: Path) -> str:
 
 
 LINKS = 40
-"""Most links followed, like the kernel."""
+"""Most links followed, as in Linux."""
 
 
 def resolve_inside(tree: Path, path: str, base: str = "") -> str | None:
     """Resolve `path`, from `base` unless absolute, to a link-free path relative to `tree`; None if missing."""
     resolved: list[str] = []
-    left, links = deque([*("" if path.startswith("/") else base).split("/"), *path.split("/")]), 0
-    while left:
-        part = left.popleft()
+    remaining, links = deque([*("" if path.startswith("/") else base).split("/"), *path.split("/")]), 0
+    while remaining:
+        part = remaining.popleft()
         if part in ("", "."):
             continue
         if part == "..":
@@ -157,8 +157,8 @@ def resolve_inside(tree: Path, path: str, base: str = "") -> str | None:
                 return None
             target = os.fspath(at.readlink())
             resolved = [] if target.startswith("/") else resolved
-            left.extendleft(reversed(target.split("/")))
-        elif left and not stat.S_ISDIR(kind):
+            remaining.extendleft(reversed(target.split("/")))
+        elif remaining and not stat.S_ISDIR(kind):
             return None
         else:
             resolved.append(part)

@@ -1,4 +1,4 @@
-"""One episode's model calls, from admission to commitment."""
+"""One episode's model calls, from request to recorded turn."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Session:
         self._calls: dict[str, Call] = {}  # by digest of the body, the latest of each
         self._latest: Call | None = None
         self._stored: dict[str, tuple[Call, Request]] = {}  # by `Call.name`; requests without messages
-        self._notes: Mapping[str, Any] = {}  # of the latest stored request, whose equal parts the next one shares
+        self._notes: Mapping[str, Any] = {}  # of the latest stored request; the next one shares its equal parts
         self._running: set[Call] = set()
         self._generating: set[PendingReply] = set()
         self._commits = asyncio.Lock()
@@ -98,7 +98,7 @@ class Session:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the latest client left before its response was complete."""
+        """Whether the latest call's client left before the response was complete."""
         return self._latest is not None and self._latest.is_abandoned
 
     @property
@@ -155,7 +155,7 @@ class Session:
             self._budget.calls += 1
 
     async def parse(self, name: str, body: RequestBody) -> Request:
-        """Parse as dialect or counter `name`, and look up references. Raises `ApiError`."""
+        """Parse with `worker.PARSERS[name]`, and look up references. Raises `ApiError`."""
         try:
             request = await self._processor.parse(name, body)
         except TooLong as error:
@@ -192,7 +192,7 @@ class Session:
         except TooLong as error:
             raise self._budget.prompt_too_long_error(error.tokens) from error
         except ValueError as error:
-            raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
+            raise ApiError(400, "invalid_value", f"messages cannot be rendered: {error}", param="messages") from error
 
     def _recognise_replies(self, request: Request) -> Request:
         recognised = self._tree.recognise_replies(request.messages)
@@ -274,7 +274,7 @@ class Session:
     async def _finish(
         self, call: Call, request: Request, placed: _PlacedCall | None, error: BaseException | None
     ) -> None:
-        if isinstance(error, RemoteRejected) and self.has_sampled:  # it refuses what was said, not the run's settings
+        if isinstance(error, RemoteRejected) and self.has_sampled:  # it refuses the messages, not the run's settings
             error = ApiError(400, "remote_refused", str(error))
         if isinstance(error, ApiError):  # refused by the engine or the remote: nothing was sampled
             self._budget.record_limit(error.limit)
@@ -330,7 +330,7 @@ class Session:
             tail=tail,
             versions=tuple(generation.versions),
             sampling=generation.sampling,
-            overridden=_format_overridden(self._overridden_wishes(request, placement), self._sampling),
+            overridden=_format_overridden(self._list_overridden_settings(request, placement), self._sampling),
             finish=Finish.ABORT if unfinished else generation.finish,
             dialect=request.dialect,
             digest=call.digest,
@@ -344,17 +344,17 @@ class Session:
             remote=generation.remote,
         )
 
-    def _overridden_wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
+    def _list_overridden_settings(self, request: Request, placement: Placement) -> dict[str, Any]:
         settings = dict(request.client_settings)
         if request.model != self.endpoint.model:
             settings["model"] = request.model
         if request.messages[-1]["role"] == "assistant":
             settings["prefill"] = True
-        seen = len(request.messages) - len(placement.new_messages)
+        first_new = len(request.messages) - len(placement.new_messages)
         changes = self._source.codec.changes(request.messages) if self._source.codec is not None else ()
-        if reshaped := dict.fromkeys(description for index, description in changes if index >= seen):
+        if reshaped := dict.fromkeys(description for index, description in changes if index >= first_new):
             settings["reshaped"] = list(reshaped)
-        if hidden := [description for index, description in request.hidden if index >= seen]:
+        if hidden := [description for index, description in request.hidden if index >= first_new]:
             settings["not_shown"] = hidden
         forwarded_settings = self._source.forwarded_settings(request)
         return {name: value for name, value in settings.items() if name not in forwarded_settings}
@@ -379,7 +379,7 @@ class Session:
 
 
 def request_seed(seed: int, ordinal: int) -> int:
-    """Seed (63 bits) of a session's call `ordinal`, without retries.
+    """Seed (63 bits) of a session's call `ordinal`, not counting retries.
 
     >>> request_seed(7, 0) == request_seed(7, 0) != request_seed(7, 1)
     True

@@ -34,7 +34,7 @@ def find_side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = 
 
     main = max(members, key=rank)  # the first of equals
     is_similar = {kind: kind == main or _are_similar(kind[1], main[1]) for kind in members}
-    belongs = {index for index, kind in enumerate(kinds) if is_similar[kind] and kind[0] == main[0]}
+    main_turns = {index for index, kind in enumerate(kinds) if is_similar[kind] and kind[0] == main[0]}
     keys: dict[int, bytes] = {}
 
     def find_key(reply: Mapping[str, Any]) -> bytes:
@@ -42,7 +42,7 @@ def find_side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = 
             keys[id(reply)] = hash_message(b"", reply, {})
         return keys[id(reply)]
 
-    replies = {find_key(turns[index].messages[-1]) for index in belongs}
+    replies = {find_key(turns[index].messages[-1]) for index in main_turns}
 
     def continues_main(index: int) -> bool:
         history = conversation(turns, index)[:-1]
@@ -51,7 +51,7 @@ def find_side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = 
     return tuple(
         index
         for index, kind in enumerate(kinds)
-        if index not in belongs
+        if index not in main_turns
         and not (kind[0] and side_calls == "tools")
         and not (kind[0] and is_similar[kind] and continues_main(index))
     )

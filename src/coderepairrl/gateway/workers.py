@@ -1,7 +1,7 @@
-"""Limits on arriving bodies, and processes, shared by all sessions, for work of more than a few milliseconds.
+"""Limits on incoming bodies, and processes that all sessions share for jobs of over a few milliseconds.
 
 Threads would not help: JSON, templates and most of tokenizing hold the interpreter's lock. A session has one job at a
-time; the one that used the least time is next.
+time; the session that used the least time is next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coderepairrl.processes.children import Child, ChildDied
 from coderepairrl.tokens import Codec, TooLong
 
 MAX_BODY = 64 << 20
-"""Bytes of one request (a million tokens of context as JSON), and of a session's concurrent requests."""
+"""Bytes of one request (a million tokens of context as JSON), and of a session's concurrent requests together."""
 BODIES = 16
 """Most concurrent bodies of a session."""
 CONNECTIONS = 64
@@ -41,7 +41,7 @@ _LIGHT_MICROSECONDS = 4000
 
 
 class RequestBody:
-    """A body in one growing `data`; copying a large one blocks the event loop."""
+    """A body in one growing buffer: joining chunks would block the event loop."""
 
     def __init__(self, dialect: str) -> None:
         self.data = bytearray()
@@ -91,7 +91,7 @@ class IncomingBodies:
 
     @contextlib.asynccontextmanager
     async def body(self, request: web.Request, dialect: str) -> AsyncIterator[RequestBody]:
-        """Read a body, which counts until exit. Raises `ApiError` if too large, too slow, or one too many."""
+        """Read a body; its bytes count until exit. Raises `ApiError` if too large, slow or many."""
         if self._bodies >= BODIES:
             raise ApiError(429, "too_many_requests", f"an episode sends at most {BODIES} requests at a time")
         self._bodies += 1
@@ -186,7 +186,7 @@ class WorkerPool:
         """
         pieces: list[bytes | bytearray] = [pickle.dumps((job, arguments)), *([] if body is None else [body])]
         begun, is_large = asyncio.Event(), sum(map(len, pieces)) > LARGE
-        task = asyncio.create_task(self._run_in_turn(processor, pieces, is_large, begun))
+        task = asyncio.create_task(self._run_queued(processor, pieces, is_large, begun))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         # reads the exception, which asyncio would log if the caller is gone by then
@@ -205,12 +205,12 @@ class WorkerPool:
         finally:
             del error  # its traceback has this frame: a cycle would wait for the garbage collector
 
-    async def _run_in_turn(
+    async def _run_queued(
         self, processor: RequestProcessor, pieces: Sequence[bytes | bytearray], is_large: bool, begun: asyncio.Event
     ) -> bytes:
         async with processor.busy:
             await asyncio.sleep(max(0.0, processor.rests_until - time.monotonic()))
-            async with self._turn(processor, is_large):
+            async with self._reserve_process(processor, is_large):
                 begun.set()
                 began = time.monotonic()
                 try:
@@ -222,8 +222,8 @@ class WorkerPool:
                         processor.rests_until = time.monotonic() + min(took, MAX_REST)
 
     @contextlib.asynccontextmanager
-    async def _turn(self, processor: RequestProcessor, is_large: bool) -> AsyncIterator[None]:
-        """Wait for a process: the least time used comes first, and large jobs leave one process free."""
+    async def _reserve_process(self, processor: RequestProcessor, is_large: bool) -> AsyncIterator[None]:
+        """Wait for a process: sessions that used less time come first, and large jobs leave one free."""
         job = _WaitingJob(processor, is_large)
 
         def is_next() -> bool:
@@ -293,14 +293,14 @@ class RequestProcessor:
         self.seconds = 0.0
         """Worker time used so far."""
         self.rests_until = 0.0
-        """Seconds of `time.monotonic`."""
+        """Earliest next job, by `time.monotonic`."""
         self.busy = asyncio.Lock()
         self._workers = workers
         self._codec = codec
         self._most = most
 
     async def parse(self, name: str, body: RequestBody) -> Request:
-        """Parse as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
+        """Parse with `worker.PARSERS[name]`. Raises `ApiError`, and `TooLong` if it cannot fit."""
         if body.is_light:
             return PARSERS[name](bytes(body.data))
         loaded_from = self._codec.loaded_from if self._codec else None

@@ -17,9 +17,9 @@ from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, find_unwritten_shapes, has_calls, reshape
 
 GENERATION_PROMPT = 64
-"""Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
+"""Number of a prompt's last ids that include the generation prompt, which opens a reply."""
 RENDERING_MARGIN = 1024
-"""Tokens by which rendering may exceed the limit: renderers add text and cut it off."""
+"""Tokens by which rendering may exceed the limit: renderers add text, then cut it off."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
 NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
@@ -53,7 +53,7 @@ class Codec:
         self.name = name
         self.loaded_from: CodecSource | None = None
         self.family = family
-        """Renderer of the package `renderers`, or ``template``."""
+        """Name of a renderer of the package `renderers`, or ``template``."""
         self.format = format
         self.vocab_size = vocab_size
         self.context = context
@@ -115,7 +115,7 @@ class Codec:
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}
 
     def _ends_before_system(self) -> bool:
-        # in some formats no stop token ends a reply, but the header of the next role
+        # in some formats the header of the next role ends a reply, instead of a stop token of its own
         answered = [QUESTION, {"role": "assistant", "content": "answer"}]
         prompt = self._render_shaped([QUESTION], [TOOL], prompt=True)
         complete = self._render_shaped(answered, [TOOL], prompt=False)
@@ -140,7 +140,7 @@ class Codec:
     ) -> list[int] | None:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of tool calls in `output` (default: of
+        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of tool calls in `output` (default: the
         results in `new_messages`). None if exact extension is impossible. Raises as `render`.
         """
         tail = self._find_generation_prompt(prompt)
@@ -172,7 +172,7 @@ class Codec:
             called = [call["id"] for call in reply.get("tool_calls") or ()]
             result: Message = {"role": "tool", "tool_call_id": called[0], "content": ""} if called else question
             plain = {key: value for key, value in reply.items() if key != "reasoning_content"}
-            answered, more = (self._render([*before, plain, *news], prompt=False, most=most) for news in ([], [result]))
+            answered, more = (self._render([*before, plain, *tail], prompt=False, most=most) for tail in ([], [result]))
             if more[: len(answered)] != answered or more[len(answered)] not in self.stop_ids:
                 return None
             complete, ends = [*complete, more[len(answered)]], [len(complete)]
@@ -191,7 +191,7 @@ class Codec:
         for call in parsed.calls:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
             if call.arguments is not None and _is_unicode(call.name + arguments):
-                calls.append(FunctionCall(call.name, arguments))  # the policy's ids may repeat: clients get others
+                calls.append(FunctionCall(call.name, arguments))  # without the policy's call id, which may repeat
             elif call.span is None:
                 malformed.append(call.text)
             else:
@@ -251,7 +251,7 @@ class Codec:
 
     def _guard_arguments(self, text: str) -> str:
         """Guard a call's arguments, JSON escapes included, since renderers parse them."""
-        # for a call without arguments clients send an empty string or null
+        # clients send an empty string or null for a call without arguments
         if text.strip() in ("", "null"):
             return "{}"
         guarded = self.tokenizer.guard(text)
@@ -260,7 +260,7 @@ class Codec:
         try:
             value = json.loads(text)
             if _SURROGATE.search(text) and not _is_unicode(whole := json.dumps(value, ensure_ascii=False)):
-                # clients that truncate text send half a character: it becomes U+FFFD, as in the body itself
+                # clients that truncate text send half a character: it becomes U+FFFD, as elsewhere in a request
                 text = whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
                 guarded, value = self.tokenizer.guard(text), json.loads(text)
         except (ValueError, RecursionError):
@@ -272,7 +272,7 @@ class Codec:
         )
 
     def _has_special_token(self, value: object) -> bool:
-        # whether any text in it spells a special token
+        # whether any text in `value` contains a special token
         if isinstance(value, str):
             return self.tokenizer.has_special_token(value)
         if isinstance(value, Mapping):
@@ -316,8 +316,8 @@ def make_conversation_rows(codec: Codec, messages: Sequence[Message], tools: Seq
     for at, next_reply in zip(replies, [*replies[1:], None], strict=True):
         output = codec.spell(messages[at], calls=sum(len(each.get("tool_calls") or ()) for each in messages[:at]))
         if output is None:
-            raise ValueError("the model's template writes a reply of the conversation differently from what is sampled")
-        injected = _count_empty_thoughts(codec, output)
+            raise ValueError("the model's template writes a past reply differently from a sampled one")
+        injected = _count_empty_thought_ids(codec, output)
         prompt, ids = ids, [*ids, *output]
         trained += [False] * injected + [True] * (len(output) - injected)
         if next_reply is None:
@@ -335,7 +335,7 @@ def make_conversation_rows(codec: Codec, messages: Sequence[Message], tools: Seq
 
 
 def _separate_thoughts(message: Message, codec: Codec) -> Message:
-    # thoughts in the text are separated where their tags are tokens: as text they would have ids that no policy samples
+    # separates thoughts from the text if their tags are tokens: tags encoded as text have ids that no policy samples
     normalised, text = dict(message), message.get("content") or ""
     if message["role"] == "assistant" and {"<think>", "</think>"} <= codec.tokenizer.added.keys():
         thought, close, rest = str(text).lstrip().partition("</think>")
@@ -349,7 +349,7 @@ def _separate_thoughts(message: Message, codec: Codec) -> Message:
     return {**normalised, "content": text}
 
 
-def _count_empty_thoughts(codec: Codec, output: Sequence[int]) -> int:
+def _count_empty_thought_ids(codec: Codec, output: Sequence[int]) -> int:
     begin, end = (codec.tokenizer.added.get(name) for name in ("<think>", "</think>"))
     if begin is None or end is None or output[0] != begin or end not in output:
         return 0

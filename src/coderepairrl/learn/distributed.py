@@ -48,7 +48,7 @@ class DistributedProcess(SingleProcess):
         policy.device = self.device
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Context of a micro-batch, the `last` before an update."""
+        """Context of a micro-batch; with `last`, an update follows."""
         # FSDP2 reduces after every micro-batch, else it would keep whole gradients
         if last or self.settings.strategy != "ddp":
             return nullcontext()

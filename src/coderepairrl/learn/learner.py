@@ -179,7 +179,7 @@ def main() -> None:
     while True:
         try:
             frame = parent.receive()
-            assert frame is not None  # it blocks
+            assert frame is not None  # `receive` blocks
             parent.send(service.answer(frame))
         except (EOFError, BrokenPipeError):
             sys.exit(0)

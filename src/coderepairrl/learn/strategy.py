@@ -45,7 +45,7 @@ class SingleProcess:
         policy.gather_parameter = self.gather_parameter
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Context of a micro-batch, the `last` before an update."""
+        """Context of a micro-batch; with `last`, an update follows."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
@@ -54,7 +54,7 @@ class SingleProcess:
         (loss * self.ranks).backward()  # type: ignore[no-untyped-call]
 
     def update(self, rate: float) -> float:
-        """Update; returns the gradient norm before clipping.
+        """Update; return the gradient norm before clipping.
 
         Raises FloatingPointError for a non-finite gradient, which is discarded.
         """

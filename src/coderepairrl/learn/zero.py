@@ -32,14 +32,14 @@ class ZeroProcess(DistributedProcess):
 
     def __init__(self, settings: LearnSettings) -> None:
         super().__init__(settings)
-        self._divided = settings.strategy == "zero3"
+        self._is_stage3 = settings.strategy == "zero3"
         if self.device.type == "cpu":
             # keeps DeepSpeed from looking for compilers to build kernels that a CPU does not use
             deepspeed.ops.__compatible_ops__ = {}
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Wrap policy and optimiser."""
-        if self._divided:  # parameter by parameter: DeepSpeed itself would first move the whole model to the device
+        if self._is_stage3:  # parameter by parameter: DeepSpeed itself would first move the whole model to the device
             deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._deepspeed_config())
             for buffer in policy.module.buffers():
                 buffer.data = buffer.data.to(self.device)
@@ -47,7 +47,7 @@ class ZeroProcess(DistributedProcess):
         self._engine: Any = policy.module
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Context of a micro-batch, the `last` before an update."""
+        """Context of a micro-batch; with `last`, an update follows."""
         self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
@@ -56,7 +56,7 @@ class ZeroProcess(DistributedProcess):
         self._engine.backward(loss * self.ranks)
 
     def update(self, rate: float) -> float:
-        """Update; returns the gradient norm before clipping.
+        """Update; return the gradient norm before clipping.
 
         Raises FloatingPointError for a non-finite gradient, which DeepSpeed discards.
         """
@@ -70,19 +70,19 @@ class ZeroProcess(DistributedProcess):
 
     def get_whole_shape(self, parameter: Tensor) -> torch.Size:
         """Shape of the whole parameter."""
-        return parameter.ds_shape if self._divided else parameter.shape  # type: ignore[attr-defined]
+        return parameter.ds_shape if self._is_stage3 else parameter.shape  # type: ignore[attr-defined]
 
     def gather_parameter(self, parameter: Tensor) -> Tensor:
         """Gather a parameter: a collective operation."""
-        with deepspeed.zero.GatheredParameters([parameter], enabled=self._divided):
-            return parameter.detach().clone() if self._divided else parameter.detach()
+        with deepspeed.zero.GatheredParameters([parameter], enabled=self._is_stage3):
+            return parameter.detach().clone() if self._is_stage3 else parameter.detach()
 
     def set_parameter(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Set a parameter to `value`, present in every process."""
         value = value.to(self.device)
-        with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._divided):
+        with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._is_stage3):
             parameter.copy_(value)
-        if self._divided:
+        if self._is_stage3:
             safe_set_local_fp32_param(parameter, self._take_shard(parameter, value))
         else:
             safe_set_full_fp32_param(parameter, value)
@@ -105,7 +105,7 @@ class ZeroProcess(DistributedProcess):
         self._link_moments(parameter)
         for key in _MOMENTS:
             value = values[key].to(self.device)
-            if self._divided:
+            if self._is_stage3:
                 safe_set_local_optimizer_state(parameter, self._take_shard(parameter, value), key)
             else:
                 safe_set_full_optimizer_state(parameter, value, key)
@@ -113,14 +113,14 @@ class ZeroProcess(DistributedProcess):
     def _make_state(self, step: Tensor) -> None:
         # the same state as the first update would make
         zero = self._engine.optimizer
-        flat = zero.fp32_partitioned_groups_flat if self._divided else zero.single_partition_of_fp32_groups
+        flat = zero.fp32_partitioned_groups_flat if self._is_stage3 else zero.single_partition_of_fp32_groups
         for part in flat:
             state = self.optimizer.state[part] or {key: torch.zeros_like(part) for key in _MOMENTS}
             self.optimizer.state[part] = {**state, "step": step.to(self.device, copy=True)}
 
     def _link_moments(self, parameter: nn.Parameter) -> None:
         # ZeRO-2 links parameters to their moments once, before the moments exist: link them again
-        mapping = None if self._divided else parameter._hp_mapping  # type: ignore[attr-defined]
+        mapping = None if self._is_stage3 else parameter._hp_mapping  # type: ignore[attr-defined]
         if mapping is not None:  # this process holds a part of the parameter
             flat = self._engine.optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
             mapping.set_optim_state_fragment(flat, self.optimizer.state[flat])
@@ -136,12 +136,12 @@ class ZeroProcess(DistributedProcess):
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=self._deepspeed_config())}
 
     def _deepspeed_config(self) -> dict[str, Any]:
-        # without a precision, so that numbers keep that of the policy
+        # no precision is set, so that tensors keep the policy's
         return {
             "train_micro_batch_size_per_gpu": 1,  # required, but without effect: `pack_rank_share` divides the rows
             "gradient_clipping": self.settings.max_grad_norm,
             "zero_optimization": {
-                "stage": 3 if self._divided else 2,
+                "stage": 3 if self._is_stage3 else 2,
                 "reduce_bucket_size": BUCKET,
                 "allgather_bucket_size": BUCKET,
                 "stage3_param_persistence_threshold": 0,

@@ -93,7 +93,7 @@ QUESTIONS = ("vulnerable", "safe", "weakness", "repair")
 class Selection:
     """Option ``select`` of every source: filters, then `seed`, `skip`, `n`, then splits.
 
-    Tasks without a filtered property (a date, a difficulty, a patch) are left out. Raises `ConfigError`.
+    Leaves out tasks without a filtered property (date, difficulty, patch). Raises `ConfigError`.
 
     >>> Selection(n=250, seed=42).n
     250
@@ -141,7 +141,7 @@ class Selection:
             raise ConfigError("select.holdout and select.split both name splits", fix="leave one out")
 
     def passes_filters(self, task: Task) -> bool:
-        """Whether the filters pass `task`."""
+        """Whether `task` passes the filters."""
         return (
             (not self.languages or task.language in self.languages)
             and (not self.repositories or task.repository in self.repositories)
@@ -210,7 +210,7 @@ def is_held_out(task_id: str, share: float) -> bool:
 
     >>> [is_held_out(name, 0.25) for name in ("a", "b", "c", "d", "e", "f")]
     [True, False, False, False, False, False]
-    >>> len({is_held_out(f"sven/train-1/{asked}", 0.25) for asked in ("vulnerable", "safe", "weakness", "repair")})
+    >>> len({is_held_out(f"sven/train-1/{part}", 0.25) for part in ("vulnerable", "safe", "weakness", "repair")})
     1
     """
     function, _, question = task_id.rpartition("/")

@@ -36,9 +36,9 @@ _CACHE_KEY = "bugs that were verified in a sandbox, documented ones under severa
 class MutantSource(LoadedSource):
     """Bugs injected into healthy Python code, verified by checks (options: docs/guides/mutants.md).
 
-    Split ``test`` of the corpus has held-out pairs of function and mutation, ``unseen`` functions never trained on; of
-    a package's bugs the first quarter is ``test``. Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or
-    ``-u``; intervals are clustered by the part before the last slash. Raises `ConfigError` for unusable options,
+    In the corpus, split ``test`` holds out pairs of function and mutation, and ``unseen`` whole functions; the first
+    quarter of a package's bugs is ``test``. Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``;
+    intervals are clustered by the part before the last slash. Raises `ConfigError` for unusable options,
     `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as `build_project_environment`.
     """
 
@@ -69,7 +69,7 @@ class MutantSource(LoadedSource):
         if not (quoted == "both" or (not isinstance(quoted, str) and 0 <= quoted <= 1)):
             raise ConfigError(f"tasks.options.quoted is a share from 0 to 1 or 'both', not {quoted!r}")
         if not 0 < timeout <= MAX_SECONDS:
-            raise ConfigError(f"tasks.options.timeout={timeout:g}: write seconds from above 0 to {MAX_SECONDS:,.0f}")
+            raise ConfigError(f"tasks.options.timeout={timeout:g}: write more than 0 and at most {MAX_SECONDS:,.0f} s")
         self.path = path
         self.documented = documented
         if documented and not path:
@@ -106,11 +106,11 @@ class MutantSource(LoadedSource):
 
     def _load_documented(self) -> tuple[list[Mutant], list[Function]]:
         candidates = documented.find_documented_functions(find_code_folder(self.path))
-        where = (self.sandbox, self.sandbox_options)
+        sandbox = (self.sandbox, self.sandbox_options)
         empty = f"dir:{store_folder(self._workspaces, {'judge.py': b''})}"
-        key = (_CACHE_KEY, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
+        key = (_CACHE_KEY, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], sandbox)
         find = partial(documented.verify_functions, candidates, empty)
-        verified = compute_cached_json(self.cache / "documented-mutants", key, find, *where)
+        verified = compute_cached_json(self.cache / "documented-mutants", key, find, *sandbox)
         mutants = [codec.restore(Mutant, each) for each in verified]
         return mutants, list(dict.fromkeys(mutant.function for mutant in mutants))
 
@@ -165,9 +165,9 @@ class MutantSource(LoadedSource):
     def _find_bugs(self, files: Mapping[str, bytes], command: list[str], project: ProjectEnvironment) -> list[Bug]:
         """Bugs that the tests notice, cached."""
         folder = environment_folder(project.environment).name if project.environment else ""
-        where = (self.sandbox, self.sandbox_options)
+        sandbox = (self.sandbox, self.sandbox_options)
         options = (self.only, self.seed, self.timeout, self.n)
-        key = (_CACHE_KEY, __version__, digest_contents(files), command, *options, folder, where)
+        key = (_CACHE_KEY, __version__, digest_contents(files), command, *options, folder, sandbox)
 
         async def find(backend: SandboxBackend) -> Any:
             verified = await find_bugs(
@@ -184,7 +184,7 @@ class MutantSource(LoadedSource):
             )
             return codec.dump(verified)
 
-        return [codec.restore(Bug, entry) for entry in compute_cached_json(self.cache / "bugs", key, find, *where)]
+        return [codec.restore(Bug, entry) for entry in compute_cached_json(self.cache / "bugs", key, find, *sandbox)]
 
     def _make_bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: str) -> Task:
         rng = Random(f"{bug.key}/{self.seed}")

@@ -84,7 +84,7 @@ class GitHistory(LoadedSource):
         if min(n, max_files - 1, max_lines - 1) < 0:
             raise ConfigError("tasks.options.n must be 0 or more, max_files and max_lines 1 or more")
         if not 0 < timeout <= MAX_SECONDS:
-            raise ConfigError(f"tasks.options.timeout={timeout:g}: write seconds from above 0 to {MAX_SECONDS:,.0f}")
+            raise ConfigError(f"tasks.options.timeout={timeout:g}: write more than 0 and at most {MAX_SECONDS:,.0f} s")
         try:
             self.match = re.compile(match)
             self.command = shlex.split(command)

@@ -25,7 +25,7 @@ One TOML file with the sections below. `KEY=VALUE` on the command line overrides
 - **`extends`** starts from another file (`extends = "other.toml"`, which must not extend another) or from a shipped
   configuration (`extends = "thesis-8b"`). Each setting of your file replaces that of the extended one; `reward` and
   `options` are replaced as a whole. With another `tasks.source`, or `tasks.sources` in its place, the old one's options
-  are dropped, in `eval`, too.
+  are dropped, also in `eval`.
 - **To see the result**: `crrl config FILE` prints every setting, its value, its default and where it was set;
   `crrl train FILE --dry-run` checks all of it and prints the plan.
 - **Mistakes** are reported all at once, each with its fix (exit code 2; 3 if only the machine lacks something).
@@ -117,7 +117,7 @@ def _format_settings_table(model: type[BaseModel]) -> str:
 def _describe_type(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(kind))
-    if get_origin(kind) in (types.UnionType, Union):  # the latter with a Literal in it
+    if get_origin(kind) in (types.UnionType, Union):  # a Union if it has a Literal
         return _describe_type(next(part for part in get_args(kind) if part is not type(None)))
     if get_origin(kind) is tuple:
         return "list" if Ellipsis in get_args(kind) else "pair"

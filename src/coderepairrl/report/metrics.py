@@ -1,7 +1,7 @@
 """Metrics of an attempt: one function each, listed in `METRICS`.
 
 A function returns None if undefined or unknown. Patch metrics also exist for non-empty patches alone
-(``NAME_per_patch``): a mean over all rises with fewer empty patches. docs/reference/metrics.md lists all.
+(``NAME_per_patch``): a mean over all attempts rises with fewer empty patches. docs/reference/metrics.md lists all.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Metric(NamedTuple):
     per_patch: bool = False
     """Also measured for non-empty patches alone."""
     median: bool = False
-    """Median over attempts: few of them, a long tail."""
+    """Summarised by the median: few attempts, long tail."""
 
 
 # -- the patch
@@ -344,7 +344,7 @@ def summarise_metrics(episodes: Sequence[Episode], values: Mapping[str, MetricVa
 
 
 def classify_edit(reference: bytes) -> str:
-    """Classify the size of a reference without tests; empty if unknown.
+    """Classify the size of a reference's changes outside tests; empty if unknown.
 
     >>> classify_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
     'one line'

@@ -174,7 +174,7 @@ class RemoteWorker:
     def _log_turn(self, episode: str, turn: Turn) -> Exception | None:
         try:
             self._on_turn(episode, turn)
-        except CodeRepairError as error:  # a full disk, on which writing the verdict fails too and ends the run
+        except CodeRepairError as error:  # a full disk, for example: writing the verdict fails too, and ends the run
             return make_picklable(error)
         if episode in self._turns:
             self._turns[episode].append(turn)
@@ -198,11 +198,11 @@ class RemoteWorker:
 
 @dataclass(eq=False)
 class RemoteExecutor(Executor):
-    """Distributor of attempts over `workers`, each of `capacity` at once; lost ones are replaced.
+    """Distributes attempts over `wanted` workers, each with `capacity` at once; replaces lost ones.
 
-    `connect` starts a numbered worker: `WorkerFault` allows another try, other errors end the run, as do `patience`
-    seconds without a worker, with `describe`'s view of the cluster. `say` reports failed workers. `watch` raises once
-    the cluster is gone, which voids all attempts and ends the run.
+    `connect` starts a numbered worker, again after a `WorkerFault`; other errors end the run. So do `patience` seconds
+    without a worker; the error includes `describe`, the state of the cluster. `say` reports failed workers. `watch`
+    raises once the cluster is gone, which voids all attempts and ends the run.
     """
 
     connect: Callable[[int], Awaitable[Connection]]

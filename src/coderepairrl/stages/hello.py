@@ -48,7 +48,7 @@ def load_hello_settings(words: Sequence[str] = (), *, resume: bool = False) -> t
         if not resume:
             raise UsageError(
                 f"{words[0]!r} is not KEY=VALUE",
-                fix=f"crrl hello --resume {shlex.quote(words[0])}, to continue a run; else settings: run.steps=2",
+                fix=f"crrl hello --resume {shlex.quote(words[0])}, to continue a run, or settings, such as run.steps=2",
             )
         if not RunFolder(Path(words[0])).config.is_file():
             suggestion = suggest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
@@ -64,7 +64,7 @@ def load_hello_settings(words: Sequence[str] = (), *, resume: bool = False) -> t
     name = life_cycle.find_free_folder(folder.path).name
     if name != config.run.name:
         print(
-            replace_crrl(f"a new run, {name}: crrl hello --resume {shlex.quote(str(folder.path))} continues that one"),
+            replace_crrl(f"new run {name}; crrl hello --resume {shlex.quote(str(folder.path))} continues the old one"),
             file=sys.stderr,
         )
     config = configs.load_config("hello", [*words, f"run.name={name}"])
@@ -77,7 +77,7 @@ def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool 
     describe_episode = FirstEpisodes()
     if resume and folder.log.is_file():
         for episode in logged_episodes(folder.records()):
-            describe_episode(episode)  # only counts: the stopped process has shown it
+            describe_episode(episode)  # not shown again: the stopped process has shown it
     asyncio.run(
         command.run_training(
             config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}"
@@ -112,7 +112,7 @@ def format_training(report: Mapping[str, Any], next_commands: Mapping[str, str])
 def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
     """Compare a run's evaluations before step 1 and after step `last`, paired by task, clustered by function.
 
-    Slices of ``eval`` are listed by name, further evaluations below theirs.
+    Slices of ``eval``, and further evaluations, are nested below their names.
     """
     run = open_run(path)
     report: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def format_hello(report: Mapping[str, Any]) -> str:
 
 
 _MAX_BARS = 10
-_BAR_COLUMNS = 40  # Of a bar for a reward of 1.
+_BAR_COLUMNS = 40  # length of a bar for a reward of 1
 
 
 def draw_reward_bars(run: RunFolder) -> str:

@@ -34,7 +34,7 @@ _SECONDS = 120.0
 
 
 class HybridReward(Reward):
-    """`patch_edits` for every attempt, and the task's checks for some, in [0, 1] (RW13, RW14).
+    """`patch_edits` for every attempt, and the task's checks for some, in [0, 1].
 
     A hash of its name draws one group of attempts in four, scored by the mean of `patch_edits` and `tests`. Another
     budget: ``class Half(HybridReward): name, share = "half", 0.5``.
@@ -68,10 +68,10 @@ class HybridReward(Reward):
 
 
 class BuildReward(Reward):
-    """1 if the patch applies and every changed file parses, else 0 (RW13).
+    """1 if the patch applies and every changed file parses, else 0.
 
-    Files are parsed in a fresh sandbox (`CHECKERS`). Where it lacks a parser, they only have to apply, unless the
-    reference changes such files.
+    Files are parsed in a fresh sandbox (`CHECKERS`). Those without a parser there only have to apply, unless
+    the reference changes such files.
 
     Source: the thesis's build validation. Known weaknesses: no linking or type checks; any harmless edit earns 1.
     """
@@ -123,5 +123,5 @@ async def _find_syntax_error(sandbox: Sandbox, paths: list[str], needed_suffixes
             raise SandboxFault(f"there is no {checker[0]} to check {path}", fix=f"install {checker[0]} in the sandbox")
         if not result.ok:
             last = result.output.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            return f"{path} cannot be read: {last[:200]}"
+            return f"{path} cannot be parsed: {last[:200]}"
     return ""

@@ -48,7 +48,7 @@ class TestsReward(Reward):
         self._scores: dict[bytes, Score] = {}
         """Scores by `_make_key`."""
         self._control = _ControlRun()
-        self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the patch. Raises `TaskError` without checks, `RewardFault` if the sandbox fails."""
@@ -68,7 +68,7 @@ class TestsReward(Reward):
 
     async def _score_patch(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
         key = _make_key(task, patch, sandbox)
-        async with self._busy[key]:  # if equal patches are scored at once, only the first runs the tests
+        async with self._locks[key]:  # if equal patches are scored at once, only the first runs the tests
             if key in self._scores:
                 return self._scores[key]
             try:
@@ -87,12 +87,12 @@ class _ControlRun:
 
     def __init__(self) -> None:
         self._able: set[bytes] = set()  # keys of tasks whose checks begin
-        self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, sandbox: SandboxBackend, verdict: grading.Verdict | None = None) -> None:
         """Raise `GraderFault` if checks do not begin on the reference, whose `verdict` may be known."""
         key = _make_key(task, b"", sandbox)
-        async with self._busy[key]:
+        async with self._locks[key]:
             if key in self._able:
                 return
             if verdict is None:
@@ -109,7 +109,7 @@ class _ControlRun:
     async def _grade(self, task: Task, sandbox: SandboxBackend) -> grading.Verdict:
         """Grade the reference, or without one the untouched repository.
 
-        There only a missing program counts: the patch may have to add anything else.
+        On the latter only a missing program counts: the patch may have to add anything else.
         """
         if task.reference.strip():
             return await grading.grade_apart(sandbox, task, task.reference)
@@ -147,7 +147,7 @@ class StateTests(Reward):
     """1 if the task's checks pass in the attempt's final workspace, else 0.
 
     For results that are not a diff: installing, building, downloading, restarting. If checks never begin, a control in
-    a fresh sandbox decides, as for `tests`. Start a program that the attempt must install with ``sh -c``: a missing
+    a fresh sandbox decides, as for `tests`. Use ``sh -c`` for a program that the attempt must install: a missing
     program is a fault.
 
     Source: terminal benchmarks. Known weakness: the attempt may have changed the interpreter that checks run in.

@@ -1,6 +1,6 @@
 """Rewards of the thesis, its draft and its code, for reproduction only.
 
-Tagged answers, search/replace blocks, habits in a shell (they pay for commands, not for results: use weight 0), and
+Tagged answers, search/replace blocks, habits in a shell (which reward commands, not results: use weight 0), and
 similarity to the reference.
 """
 
@@ -78,7 +78,7 @@ class ReasoningFormat(AnswerReward):
 
 
 class ReasoningFormatStrict(AnswerReward):
-    """1 if the reply is a thought and a one-line answer, each tag on a separate line, else 0 (RW8).
+    """1 if the reply is a thought and a one-line answer, each tag on a separate line, else 0.
 
     Source: the original's code. Known weakness: for classification only.
     """
@@ -93,7 +93,7 @@ class ReasoningFormatStrict(AnswerReward):
 class Classification(AnswerReward):
     """1 if the tagged answer is the task's label (`Task.answer`, such as ``CWE-79``), else 0.
 
-    Source: the original's code. Known weaknesses: another spelling is wrong; with few classes, guessing the commonest
+    Source: the original's code. Known weaknesses: another spelling scores 0; with few classes, guessing the commonest
     pays.
     """
 
@@ -136,9 +136,9 @@ class SearchReplaceFormat(AnswerReward):
 
     For the first fenced block between ``<answer>`` tags: 1, less 0.4 without SEARCH, 0.4 without REPLACE, 0.2 without a
     divider; below 0.5 the rest is skipped. A single perfect block earns 1. Else less 0.1 for each marker of another
-    length, 0.05 each for text behind SEARCH and REPLACE, 0.15 each if dividers are not as many as SEARCHes and
-    REPLACEs, 0.1 for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a marker
-    that does not end its line, 0.2 if no block can be read and 0.1 if only a tolerant reader can; at least 0.
+    length, 0.05 each for text behind SEARCH and REPLACE, 0.15 each if several SEARCHes or REPLACEs differ in number
+    from dividers, 0.1 for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a
+    marker that does not end its line, 0.2 if no block can be read and 0.1 if only a tolerant reader can; at least 0.
 
     Source: the original's code, with blank lines in blocks. Known weaknesses: several perfect blocks earn about 0.7;
     ignores content.
@@ -307,9 +307,9 @@ class ExplorationDepth(Reward):
 
     0.25 for a chain: the first successful search of the first ten commands printed a path that a later sed, head or
     tail reads. Without a chain, 0.2 for a read of given lines, and 0.15 if such a search was scoped or printed a path.
-    In both cases 0.2 times the share of successes among the first six commands, if there are six. Less, 0.2 at most:
-    0.07 for a repeated command, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read of
-    given lines.
+    In both cases 0.2 times the share of successes among the first six commands, if there are six. Deductions, 0.2 at
+    most: 0.07 for a repeated command, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read
+    of given lines.
 
     Source: the original's code. Known weakness: pays for looking, not for finding.
     """
@@ -356,8 +356,8 @@ class PatchSimilarity(TextReward):
 
         R = sum over files f of both patches of SM(g_f, a_f) / max(|F_a|, |F_g|)
 
-    SM is the ratio 2M/T of `difflib.SequenceMatcher(None, g_f, a_f)` over characters, with difflib's default
-    "autojunk". A file's text is everything from its ``diff --git a/X b/X`` line to the next, stripped; X names it, and
+    g is the oracle, a the patch, SM the ratio 2M/T of `difflib.SequenceMatcher(None, g_f, a_f)` over characters, with
+    autojunk. A file's text is everything from its ``diff --git a/X b/X`` line to the next, stripped; X names it, and
     the last of several counts.
 
     Source: the thesis and its code; equal to its published values on real predictions (tests). Known weaknesses:
@@ -383,7 +383,7 @@ def _sum_ratios(oracle: dict[str, str], patch: dict[str, str]) -> float:
 def compute_ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True) -> float:
     """``difflib.SequenceMatcher(None, a, b, autojunk).ratio()``, by cydifflib.
 
-    Beyond `LARGEST_PAIRS` only common ends count, else the matches of `LARGEST_WORK` steps.
+    Beyond `LARGEST_PAIRS` only common ends count, else the matches within `LARGEST_WORK` steps.
 
     >>> compute_ratio("abcd", "bcde")
     0.75

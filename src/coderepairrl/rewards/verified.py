@@ -15,7 +15,7 @@ MAX_BYTES = 64 << 10
 """Longest repair: every attempt is compared with every reference, and longer repairs change unrelated things."""
 
 MAX_NET_REMOVED = 5
-"""Most lines that a repair may remove in net, beyond those that the reference does. Of 785 real repairs that passed
+"""Net number of lines that a repair may remove at most, beyond those of the reference. Of 785 real repairs that passed
 their tests (public attempts at SWE-bench), 5 removed more, and 11 removed a definition.
 """
 _DEFINITION = re.compile(rb"\b(?:def|class|function|func|fn|struct|enum|trait|interface)\s+(?:\([^)]*\)\s*)?(\w+)")
@@ -24,7 +24,7 @@ Identity = frozenset[tuple[object, ...]]
 
 
 def compute_identity(patch: bytes) -> Identity:
-    """Key of a patch's effect, without context, hashes, order, and trailing whitespace. Raises `MalformedPatch`."""
+    """Key of a patch's effect, ignoring context, hashes, order, and trailing whitespace. Raises `MalformedPatch`."""
     return frozenset(map(_make_file_key, parse_patch(patch)))
 
 

@@ -189,6 +189,6 @@ async def test_preparing_installs_the_harness(task: Task, tmp_path: Path, monkey
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(GraderFault, match="package that judges for swebench is not there") as caught:
+    with pytest.raises(GraderFault, match="package that judges for swebench cannot be installed") as caught:
         harness.judge_log("PASSED t.py::a\n", RESULTS, task.checks)
     assert "crrl tasks prepare" in caught.value.fix

@@ -1,4 +1,4 @@
-"""Judging by a benchmark's procedure: its way of applying patches, its script, its rules on the log.
+"""Judging by a benchmark's procedure: its way of applying patches, its script, its rules for the log.
 
 Applies to a `Command` whose `results` is ``NAME:ARGUMENT`` with a NAME in `RULES`. A rule gets the command's output (or
 its `RESULT_FILES`), the argument, and the checks, and is exactly as strict as its benchmark: a function of ours, or the
@@ -55,7 +55,7 @@ class Package:
             [answer] = self.ask([{"log": log, **self.make_question(argument, checks)}])
         except PrerequisiteError as error:
             raise GraderFault(
-                f"the package that judges for {self.name} is not there: {error}",
+                f"the package that judges for {self.name} cannot be installed: {error}",
                 fix="prepare the tasks on a machine with a network (crrl tasks prepare)",
             ) from error
         except subprocess.TimeoutExpired:
@@ -82,7 +82,7 @@ def _make_multi_swe_bench_question(argument: str, checks: Checks) -> dict[str, A
     """Read ``org``, ``repo``, ``tag``, ``number_interval`` and recorded test names.
 
     ``fail``, ``skip``, and ``pass`` (if not in the checks) are outcomes with the tests' patch alone; ``ran`` passed
-    without any patch, but neither passed nor failed with that one.
+    without any patch, but neither passed nor failed with the tests' patch.
     """
     row = json.loads(argument)
     names_by_status = {
@@ -109,7 +109,7 @@ MULTI_SWE_BENCH = Package(
     programs.MULTI_SWE_BENCH_REPORT,
     _make_multi_swe_bench_question,
 )  # fmt: skip
-"""Has a log parser per repository. No test may fail that passed, and all named ones must pass. Apache-2.0."""
+"""Has a log parser per repository. No test that passed may fail, and all named ones must pass. Apache-2.0."""
 SWE_SMITH = Package(
     "swe-smith",
     ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"),
@@ -127,8 +127,8 @@ class HarnessReport(NamedTuple):
     failed: list[str]
     outcomes: Outcomes
     broken: str = ""
-    """How the benchmark's program ended without a verdict. A log or a wrong parser name can cause that: as with a log
-    without results, the control decides which.
+    """Error of the benchmark's program. The log or a wrong parser name can cause it; as for a log without results, a
+    control run on the reference decides.
     """
 
 
@@ -164,7 +164,7 @@ def r2e_gym(log: str, argument: str, checks: Checks) -> HarnessReport:
 
 
 def _strip_names(statuses: Mapping[str, str]) -> dict[str, str]:
-    """Strip colours and messages from names; of equal names the last by full name counts."""
+    """Strip colours and messages from names; of names that become equal, the last in sorted order counts."""
     plain = {re.sub(r"\x1b\[\d+m", "", name): statuses[name] for name in statuses}
     return {name.split(" - ")[0]: plain[name] for name in sorted(plain)}
 
@@ -180,7 +180,7 @@ def _parse_statuses(log: str) -> dict[str, str]:
 
 
 RAN = "the tests have run; failing_tests:"
-"""Line before the file, in the output of a command for `defects4j`."""
+"""Line before ``failing_tests``, in the output of a command for `defects4j`."""
 
 
 def defects4j(log: str, argument: str, checks: Checks) -> HarnessReport:
@@ -335,7 +335,7 @@ async def apply_by_rules(sandbox: Sandbox, patch: bytes, rules: Rules) -> str:
         return f"the patch could not be tried within {_APPLY_SECONDS:g} s"
     if done.exit_code not in (0, 1):
         reason = done.output[-200:].decode("utf-8", "replace").strip()
-        required = f"the sandbox, so the image if it has one, needs bash, {', '.join(rules.programs.split())}"
+        required = f"the sandbox (its image, if it has one) needs bash, {', '.join(rules.programs.split())}"
         raise SandboxFault(f"the patch could not be tried in the sandbox: {reason}", fix=required)
     return "" if done.ok else "the patch does not apply, not even with fuzz"
 
@@ -356,7 +356,7 @@ async def run_and_read(
 ) -> tuple[ExecResult, str]:
     """Run `argv` for `command`; also return what it prints, or writes to `RESULT_FILES`. Raises `SandboxFault`.
 
-    What is cut off at `max_bytes` counts as empty: it could begin with forged passes and hide the failures.
+    Output beyond `max_bytes` counts as empty: it could begin with forged passes and hide the failures.
     """
     path = f"/tmp/crrl-{secrets.token_hex(16)}"
     words = [word.replace(RESULT_FILES, path) for word in argv]

@@ -100,7 +100,7 @@ def _import_user_module(name: str) -> ModuleType:
 def check_options(
     kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any], also: Iterable[str] = ()
 ) -> None:
-    """Raise `ConfigError` (`CombinedError` for more), with the nearest option, for those that `call` does not take.
+    """Raise `ConfigError` (`CombinedError` for several) for options that `call` does not take, with the nearest option.
 
     `also` are further names to suggest.
     """
@@ -177,7 +177,7 @@ def make_instance(kind: str, name: str, value: Any, protocol: type, options: Map
     except TypeError as error:
         section = "tasks" if kind == "task source" else kind
         alternative = ", or as OPTION=VALUE after the source's name" if section == "tasks" else ""
-        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options{alternative}") from None
+        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"set it in {section}.options{alternative}") from None
     check_types(kind, name, value, options)
     built = value(**options)
     missing = [member for member in protocol_members(protocol) if not hasattr(built, member)]

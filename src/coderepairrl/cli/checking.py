@@ -85,7 +85,7 @@ def check(
 
 @app.command("list")
 def agents_list(as_json: Json = False) -> None:
-    """List shipped agents: where they work, what they speak, and whether their programs are installed."""
+    """List shipped agents: where they run, which API they use, and whether their programs are installed."""
     from coderepairrl.agents import recipe
 
     entries = recipe.list_agents()

@@ -1,4 +1,4 @@
-"""Configuration: TOML files with ``a.b=c`` overrides and one level of ``extends``, validated; settings with origin."""
+"""Configuration: validated TOML files with ``a.b=c`` overrides and one level of ``extends``; origins of settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from coderepairrl.config.secrets import FIX, find_secrets
 from coderepairrl.errors import ConfigError, combine_errors
 from coderepairrl.registry import suggest_run
 
-__all__ = ["Config"]  # for mypy: what is imported here to be imported from here
+__all__ = ["Config"]  # for mypy: re-exported
 _SOURCES = ("tasks.source", "tasks.sources", "eval.source")
 REQUIRED = "required"
 """Placeholder for a missing default."""
@@ -29,7 +29,6 @@ REQUIRED = "required"
 
 def shipped_configs() -> dict[str, Path]:
     """Shipped configs by name."""
-    # a path, not the package `config.shipped`, which would hide this function in `coderepairrl.config`
     folder = Path(str(resources.files("coderepairrl"))) / "config" / "shipped"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
@@ -45,14 +44,14 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     ):
         raise ConfigError(
             f"{path} has settings that this version lacks: {', '.join(unknown)}",
-            fix="continue the run with the version that made it (run.json); crrl report, view and compare read it",
+            fix="continue the run with the version that made it (run.json); crrl report, view and compare can read it",
         )
     _apply_overrides(data, overrides)
     return validate_config(data, str(source if path in shipped_configs().values() else path), overrides)
 
 
 def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Load the config of a run folder for reading, without settings of other versions. Raises `ConfigError`."""
+    """Load the config of a run folder for reading, without settings that this version lacks. Raises `ConfigError`."""
     data = _merge_layers(source)
     for (*sections, last), _ in list(_find_unknown_keys(data, Config)):
         del reduce(getitem, sections, data)[last]
@@ -149,7 +148,7 @@ _NAMES = {
     RUN_NAME: "a letter or digit, then letters, digits, '.', '_' or '-'",
     KIND_NAME: "a lower-case letter, then lower-case letters, digits, '_' or '-'",
 }
-"""What the pattern of a name allows."""
+"""Allowed names by pattern."""
 
 
 def _describe_problem(kind: str, message: str, value: Any) -> str:
@@ -174,7 +173,7 @@ def _find_origin(key: str, where: str, overrides: Sequence[str]) -> str:
     """Find the last override that set `key`, else return `where`."""
     for text in reversed(overrides):
         name = text.partition("=")[0].strip()
-        # `key` may be a message that names the setting: there it stands alone, or begins a dotted key
+        # `key` may be a message that contains `name`, alone or as the start of a dotted key
         if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):
             return f"override {_hide_secret(text)!r}"
     return where
@@ -207,7 +206,7 @@ def to_inline(value: Any) -> str:
         return "{" + ", ".join(f"{to_inline(key)} = {to_inline(each)}" for key, each in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(to_inline, value))}]"
-    return json.dumps(value, ensure_ascii=False)  # TOML knows no surrogate pairs
+    return json.dumps(value, ensure_ascii=False)  # TOML rejects escaped surrogate pairs
 
 
 def find_run_folder(source: str | Path) -> Path | None:
@@ -261,13 +260,13 @@ def _read_base(path: Path, name: Any) -> list[Layer]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))  # Windows editors begin with a byte order mark
+        return tomllib.loads(path.read_text("utf-8-sig"))  # Windows editors write a byte order mark
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
 
 
 def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> tuple[str, Any]:
-    """Parse ``KEY=VALUE``: TOML if possible, else text. Raises `ConfigError`, without a key with `fix`.
+    """Parse ``KEY=VALUE``: TOML if possible, else text. Raises `ConfigError`, with `fix` if the key is missing.
 
     >>> parse_override("train.lr=3e-6"), parse_override("engine=vllm")
     (('train.lr', 3e-06), ('engine', 'vllm'))
@@ -281,13 +280,13 @@ def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> t
         for opening, closing in ("{}", "[]"):
             if value.startswith(opening) and value.count(opening) > value.count(closing):
                 raise ConfigError(
-                    f"{text!r} has no closing {closing!r}", fix=f"in quotes for the shell: '{text}{closing}'"
+                    f"{text!r} has no closing {closing!r}", fix=f"quote it for the shell: '{text}{closing}'"
                 ) from None
         return key.strip(), value  # a bare word is a string: engine=vllm
 
 
 def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
-    """Parse ``KEY=VALUE`` options of a command line. Raises `ConfigError`, which suggests `key` if one has no key.
+    """Parse ``KEY=VALUE`` options of a command line. Raises `ConfigError`, which suggests `key` for one without a key.
 
     >>> parse_options(["path=tasks.jsonl", "n=8"])
     {'path': 'tasks.jsonl', 'n': 8}
@@ -299,7 +298,7 @@ def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
 
 
 def _apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply overrides; one that names a task source removes earlier options of the source."""
+    """Apply overrides; a new task source removes the options of the old one."""
     parsed = [parse_override(text) for text in overrides]
     named = [(*key.split("."), value) for key, value in parsed if key in _SOURCES]
     _drop_old_options(data, {section: {name: value} for section, name, value in named})

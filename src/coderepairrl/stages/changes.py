@@ -67,7 +67,7 @@ WHY_NOT = {
     "train.processes": "steps since the last checkpoint are replayed, which takes the same number of processes",
     "train.strategy": "steps since the last checkpoint are replayed, which takes the same strategy",
 }
-"""Why other settings of a training may not change; the longest prefix counts."""
+"""Reasons against changing other settings of a training run; the longest prefix counts."""
 _WHY_NOT_BY_COMMAND = {
     "sft": "its steps would be different",
     **dict.fromkeys(("eval", "collect"), "all its attempts are made with the same settings"),
@@ -145,7 +145,7 @@ def summarise_left_out(tasks: Collection[str]) -> dict[str, Any]:
 
 def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str, Any]) -> None:
     recorded, now = folder.about().get("too_long"), summarise_left_out(tasks)
-    if recorded in (None, now):  # None: no training, which alone leaves tasks out
+    if recorded in (None, now):  # None: not a training run, so it leaves no task out
         return
     restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_key_below(key, _PROMPT_SETTINGS)]
     fix = "resume it with the agent, the tokenizer and the installation that it began with (run.json)"
@@ -190,7 +190,7 @@ def config_at_step(config: Config, changes: Iterable[Mapping[str, Any]], step: i
             old.setdefault(section, {}).setdefault(name, change["old"])
     sections = {name: getattr(config, name) for name in old}
     return config.model_copy(
-        update={name: type(now).model_validate(now.model_dump() | old[name]) for name, now in sections.items()}
+        update={name: type(each).model_validate(each.model_dump() | old[name]) for name, each in sections.items()}
     )
 
 
@@ -214,7 +214,7 @@ def _check_unfinished(history: History, config: Config, changed: Iterable[str]) 
             "engine.weights cannot change in the middle of a run: the log has checksums of one kind",
             fix="resume it as it was, or give the changed run another run.name",
         )
-    begun = {(group.phase, group.step) for group in history.begun.values()}  # the phase is an evaluation's name
+    begun = {(group.phase, group.step) for group in history.begun.values()}  # phase: "train" or an evaluation's name
     unfinished = sorted(step for name, step in begun - set(history.evaluations) if name != "train")
     if unfinished and (keys := [key for key in changed if is_key_below(key, ["eval", *_LIMIT_SETTINGS])]):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Watch over an evaluation: lines, results, cost, and when to stop."""
+"""Watch an evaluation: progress lines, results, cost, and when to stop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from coderepairrl.stats.measures import Cost, Prices, sum_costs
 from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode
 
-_PATIENCE = 2  # Rounds (as many attempts as run at once) with the same obstacle before an evaluation warns or stops.
-_MIN_SILENT = 10  # Fewest attempts, sampling no token at all, that stop an evaluation.
+_PATIENCE = 2  # Rounds (of `concurrency` attempts) with the same obstacle before an evaluation warns or stops.
+_MIN_SILENT = 10  # An evaluation stops if its first attempts, at least this many, sample no token.
 # Obstacles, as predicates of "N attempts".
 _VOID, _SILENT, _TIMED_OUT = "are void", "sampled nothing", "ended by the time limit"
 _FIX = {
     _VOID: "remove the cause, then continue with --resume",
-    _SILENT: "raise rollout.tokens (a prompt needs room for a reply), or read one of them with crrl report",
+    _SILENT: "raise rollout.tokens (a prompt needs room for a reply), or read one of the attempts with crrl report",
     _TIMED_OUT: "raise rollout.seconds or lower rollout.concurrency",
 }
 
@@ -38,14 +38,12 @@ def find_common_obstacle(episodes: Sequence[Episode]) -> str:
     obstacles = [find_obstacle(episode) for episode in episodes if episode.ending is not Ending.VOID]
     if not obstacles or len(set(obstacles)) > 1 or not obstacles[0]:
         return ""
-    return (
-        f"all {len(obstacles)} attempts {obstacles[0]}: their numbers say nothing of the policy; {_FIX[obstacles[0]]}"
-    )
+    return f"all {len(obstacles)} attempts {obstacles[0]}: they say nothing about the policy; {_FIX[obstacles[0]]}"
 
 
 @dataclass(eq=False)
 class EvaluationWatch:
-    """Called with each attempt after its verdict. Raises `RunError` if several models replied `before`."""
+    """Called with each attempt after its verdict. Raises `RunError` if several models replied in `before`."""
 
     attempts: int
     """Number of all attempts, including those `before`."""
@@ -87,7 +85,7 @@ class EvaluationWatch:
             raise HealthGateError(f"{message}: {fault}", fix=_FIX[obstacle])
         if obstacle == _SILENT and self.stops and len(self._valid) == self._in_a_row >= _MIN_SILENT:
             raise HealthGateError(message, fix=_FIX[obstacle])
-        if self._in_a_row == _PATIENCE * self.concurrency:  # only a warning: a policy can cause time limits
+        if self._in_a_row == _PATIENCE * self.concurrency:  # only a warning: the policy itself may be slow
             self.say(f"warning: {message}; {_FIX[obstacle]}")
 
     def _add(self, episode: Episode) -> None:
@@ -97,7 +95,7 @@ class EvaluationWatch:
                 raise RunError(
                     f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now; an"
                     " evaluation measures one policy",
-                    fix="name a version that stays (--model-name), and begin a new evaluation",
+                    fix="name a fixed version of the model (--model-name), and begin a new evaluation",
                 )
             self._model = self._model or model or ""
         self._cost = self._cost.plus(sum_costs([episode]))

@@ -69,7 +69,7 @@ async def test_faults_and_mistakes_are_no_scores(tmp_path: Path, isolating: None
     _, work = await run_attempt(tmp_path, "mutants", task.id, code=2)
     assert f"fix: crrl attempt mutants {task.id} --policy RUN" in work
     _, work = await run_attempt(tmp_path, "mutants", task.id, "select=5", "--policy", "builtin:tiny", code=2)
-    assert "task source 'mutants': select is a table" in work
+    assert "task source 'mutants': select must be a table" in work
 
 
 async def test_a_config_brings_its_policy_agent_and_tasks(tmp_path: Path, isolating: None) -> None:

@@ -38,7 +38,6 @@ SHIPPED = {
     "harbor": "coderepairrl.tasks.sources.harbor:Harbor",
     "thesis": "coderepairrl.tasks.sources.thesis:Thesis",
 }
-"""Import paths of the shipped sources, by name."""
 _KIND = "task source"
 
 
@@ -58,7 +57,7 @@ def make_source(source: str, /, select: Mapping[str, Any] | None = None, **optio
     if not select:
         return task_source
     if not isinstance(select, Mapping):
-        raise ConfigError(f"{_KIND} {source!r}: select is a table", fix="write for example select.n=100")
+        raise ConfigError(f"{_KIND} {source!r}: select must be a table", fix="write for example select.n=100")
     registry.check_options(_KIND, f"{source}.select", Selection, select)
     registry.check_types(_KIND, f"{source}.select", Selection, select)
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in select.items()}

@@ -1,7 +1,7 @@
 """SWE-bench and similar instances in environments built on this machine.
 
-Specifications are of swebench 4.1.0, the last version with them; the harness of `grading.harness` judges logs. Both
-are MIT-licensed and installed on demand.
+Specifications are from swebench 4.1.0, the last version that has them; the harness of `grading.harness` judges logs.
+Both are MIT-licensed and installed on demand.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ fi"""
 """Script after the test patch that changes addresses in tests.
 
 A reserved address, refused offline, becomes a port of localhost that does not answer. Another site that redirects to
-httpbin becomes httpbin by another name of the host.
+httpbin becomes the local one under another host name.
 """
-# of pre_install: changes of the system, and downloads, which are left out
+# steps of pre_install that are left out: changes of the system, and downloads
 _SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b|/etc/")
 _BY_VERSION = ("django/django",)
-"""Repositories that compile nothing: one environment serves a version, that of its ``environment_setup_commit``.
+"""Repositories that compile nothing: a version has one environment, built at its ``environment_setup_commit``.
 
 The harness takes requirements from this commit, too.
 """
@@ -88,17 +88,17 @@ _LOCALE = "en_US.UTF-8"
 _COMPILE = """\
 export CFLAGS="-g0 -O1" CXXFLAGS="-g0 -O1" LDFLAGS=-s SETUPTOOLS_SCM_PRETEND_VERSION={version} MPLLOCALFREETYPE=1
 pip install --no-build-isolation .{extras}"""
-"""Installation of a project with compiled modules: small ones, and quickly."""
+"""Installation of a project with compiled modules, for small size and a quick build."""
 _FREETYPE = """\
 make -C build/freetype-2.6.1 setup ansi
 make -j 4 -C build/freetype-2.6.1 CFLAGS="-c -g0 -O2 -fPIC"
 (cd build/freetype-2.6.1 && mkdir objs/.libs && mv objs/libfreetype.a objs/.libs && rm -r docs src objs/*.o)
 """
-"""Compiles the FreeType that drew matplotlib's expected images, whose archive the project would download."""
+"""Compiles the FreeType that drew matplotlib's expected images; the project would download its archive."""
 
 
 _NO_DOWNLOAD = r"sed -i 's/^def _download_jquery_to(dest):/&\n    return/' setup.py" + "\n"
-"""Leaves out a library of the browser backend of matplotlib, which its installation would download."""
+"""Leaves out jQuery, which matplotlib's installation would download for its browser backend."""
 
 
 class _Recipe(NamedTuple):
@@ -130,7 +130,7 @@ _OLD_BUILD = ("setuptools<66", "setuptools_scm>=4,<8", "setuptools_scm_git_archi
 _HELPERS = "astropy/astropy-helpers@"
 _OFFLINE = "sed -i 's/^auto_use = True/&\\noffline = True/' setup.cfg\n"
 _IN_SETUP = "sed -i '1a import builtins; builtins._ASTROPY_SETUP_ = True' setup.py\n"
-"""Says what astropy otherwise concludes from the name of the running script, which is not setup.py here."""
+"""Sets what astropy otherwise infers from the name of the running script, which is not setup.py here."""
 _RECIPES: dict[str, dict[str, _Recipe]] = {
     "scikit-learn/scikit-learn": {
         "0.20 0.21 0.22": _Recipe(("cython==0.29.24", "pytest<7"), ("cython",)),
@@ -200,7 +200,7 @@ def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) 
     version, url = row.text("version"), clone.format(repository=row.text("repo"))
     if not is_specified(row):
         raise TaskError(
-            f"{row.text('instance_id')} has no specification of an environment that needs packages alone",
+            f"{row.text('instance_id')} has no specification that can be built here",
             fix="use its image: workspace=image",
         )
     spec = published["specifications"][row.text("repo")][version]
@@ -249,7 +249,7 @@ def _add_recipe(specification: Specification, recipe: _Recipe, clone: str) -> Sp
 
 
 def make_native_checks(row: Row, *, image: bool) -> Checks:
-    """Make checks of the instance's script, which is adapted unless it runs in its `image`; empty without one."""
+    """Make checks from the instance's script, adapted unless it runs in its `image`; empty without a script."""
     if "eval_script" not in row:
         return Checks()
     query = urlencode({name: row.text(name) for name in ("eval_type", "instance_id", "version")})

@@ -17,7 +17,7 @@ from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.strategy import SingleProcess, T
 
 RANK, RANKS, RENDEZVOUS_FILE = "RANK", "WORLD_SIZE", "CRRL_RANKS_FILE"
-"""Environment: rank, number of ranks, file by which they connect."""
+"""Environment variables: rank, number of ranks, file by which they connect."""
 LOCAL_RANK = "LOCAL_RANK"
 """Rank on its machine."""
 
@@ -32,12 +32,12 @@ class DistributedProcess(SingleProcess):
             local = int(os.environ[LOCAL_RANK])
             torch.cuda.set_device(local)
             self.device = torch.device("cuda", local)
-        if not distributed.is_initialized():  # torchrun's processes have met before they get a request
+        if not distributed.is_initialized():  # torchrun's processes connect before the first request
             connect_processes(f"file://{os.environ[RENDEZVOUS_FILE]}")
 
     @property
     def load_device(self) -> torch.device:
-        """Device that fits the whole model."""
+        """Device for loading the whole model."""
         return self.device if self.settings.strategy in ("ddp", "zero2") else torch.device("cpu")
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
@@ -62,7 +62,7 @@ class DistributedProcess(SingleProcess):
         cpu = self.device.type == "cpu"
         if self.settings.strategy == "ddp":
             return {"cpu": cpu}
-        # weights are gathered in bfloat16, gradients reduced in float32; those below adapters are bfloat16 anyway
+        # weights are gathered in bfloat16, gradients reduced in float32; base weights of adapters are bfloat16 anyway
         full_bf16 = self.settings.precision == "bf16" and self.settings.lora is None
         mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         return {

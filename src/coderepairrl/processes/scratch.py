@@ -85,7 +85,7 @@ def _remove_owned_folder(path: Path) -> None:
 
 
 def create_locked(path: Path, name: str = _OWNER) -> int:
-    """Create folder `path`; return the descriptor of its lock file `name`. Tries again if a removal was faster."""
+    """Create folder `path`; return the descriptor of its lock file `name`. Retries if another process removes it."""
     while True:
         path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):

@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 
 from coderepairrl.errors import ConfigError
 
-TODAY = date(2026, 1, 1)  # for templates that cannot do without
+TODAY = date(2026, 1, 1)  # fixed, for templates that require a date
 SECONDS, MEMORY = 10.0, 1 << 30
-"""Limits of CPU time and bytes: a template comes with a model, and may loop forever."""
-_OPTIONAL_CLOCK = re.compile(r"strftime_now\s+is\s+defined")  # such templates have a date of their own
+"""Limits of CPU time and memory: a template comes with a model, and may loop forever."""
+_OPTIONAL_CLOCK = re.compile(r"strftime_now\s+is\s+defined")  # such templates have a default date
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Template:
         thinking: bool,
         prompt: bool = True,
     ) -> str:
-        """Render `messages`, with the generation prompt if `prompt`, without a clock: prompts are stable.
+        """Render `messages`, with the generation prompt if `prompt`, without the current date: prompts are stable.
 
         Raises `ConfigError` when the template fails, or exceeds `SECONDS` or `MEMORY`.
         """
@@ -62,7 +62,7 @@ class Template:
             raise ConfigError(f"the model's chat template takes more than {MEMORY >> 20} MiB") from None
         except (TemplateError, TypeError, AttributeError, RecursionError) as error:  # values may be nested too deep
             reason = (
-                str(error) if isinstance(error, TemplateError) else "a value is nested too deep, or of another type"
+                str(error) if isinstance(error, TemplateError) else "a value is nested too deep, or has a wrong type"
             )
             raise ConfigError(f"the model's chat template fails: {reason}") from error
 
@@ -78,12 +78,12 @@ def _limit_resources() -> Iterator[None]:
 
         raise TemplateError(f"it takes more than {SECONDS:g} s")
 
-    with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - for each prompt
-        data = int(statm.read().split()[5]) * resource.getpagesize()  # of data and stack, from pages
+    with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - faster, and opened for each prompt
+        data = int(statm.read().split()[5]) * resource.getpagesize()  # bytes of data and stack
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    tight = min(each for each in (data + MEMORY, soft, hard) if each != resource.RLIM_INFINITY)
-    before = signal.signal(signal.SIGVTALRM, stop)
-    resource.setrlimit(resource.RLIMIT_DATA, (tight, hard))
+    limit = min(each for each in (data + MEMORY, soft, hard) if each != resource.RLIM_INFINITY)
+    old_handler = signal.signal(signal.SIGVTALRM, stop)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
         yield
@@ -92,11 +92,11 @@ def _limit_resources() -> Iterator[None]:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)  # which `stop` may interrupt
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-            signal.signal(signal.SIGVTALRM, before)
+            signal.signal(signal.SIGVTALRM, old_handler)
 
 
 def read_json_object(path: Path, *keys: str) -> dict[str, Any]:
-    """Read a JSON object. Raises `ConfigError`."""
+    """Read a JSON object with `keys`. Raises `ConfigError`."""
     fix = f"save or download {path.parent} again"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -160,7 +160,7 @@ def digest_tokenizer(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}", fix=f"save or download {folder} again") from error
     tokenizer = {key: value for key, value in spec.items() if key not in ("truncation", "padding", "version")}
-    written = find_template(folder)
-    named = {name: text for name, text in written.tokens.items() if name in written.source} if written else {}
-    parts = [tokenizer | {"model": model}, written and written.source, named]
+    template = find_template(folder)
+    named = {name: text for name, text in template.tokens.items() if name in template.source} if template else {}
+    parts = [tokenizer | {"model": model}, template and template.source, named]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

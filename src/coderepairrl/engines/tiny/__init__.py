@@ -26,7 +26,7 @@ class TinyEngine(Engine):
     """Continuous batching on a CPU, in a child process.
 
     A request's tokens are a function of weights, ids, sampling and seed, bit for bit, whatever else runs
-    (on the same machine: `coderepairrl.engines.tiny.model`). Serves `FAMILIES` in fp32. Requests in flight during a
+    (on one machine; see `coderepairrl.engines.tiny.model`). Serves `FAMILIES` in fp32. Requests in flight during a
     `load` continue with the new weights and a recomputed KV cache; each token has the version that sampled it.
     """
 
@@ -38,7 +38,7 @@ class TinyEngine(Engine):
         """Unread output of open requests; a fault or None is its end."""
         self._answers: dict[int, asyncio.Future[Frame]] = {}
         self._numbers = itertools.count()
-        self._dead: str | None = None
+        self._failure: str | None = None
         self._reader = asyncio.create_task(self._read_frames())
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
@@ -84,8 +84,8 @@ class TinyEngine(Engine):
         return self._child.process.pid
 
     async def _send(self, frame: Frame) -> None:
-        if self._dead is not None:
-            raise EngineFault(self._dead)
+        if self._failure is not None:
+            raise EngineFault(self._failure)
         try:
             await self._child.send(frame)
         except ChildDied as death:
@@ -121,13 +121,13 @@ class TinyEngine(Engine):
             self._fail(f"the engine died: {death}")
 
     def _fail(self, message: str) -> None:
-        if self._dead is None:
-            self._dead = message
+        if self._failure is None:
+            self._failure = message
         while self._streams:
-            self._streams.popitem()[1].put_nowait(EngineFault(self._dead))
+            self._streams.popitem()[1].put_nowait(EngineFault(self._failure))
         for future in self._answers.values():
             if not future.done():
-                future.set_result({"error": self._dead})
+                future.set_result({"error": self._failure})
 
 
 @dataclass(frozen=True, kw_only=True)

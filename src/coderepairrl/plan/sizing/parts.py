@@ -26,16 +26,16 @@ class Linear(NamedTuple):
 
 
 class CacheSizes(NamedTuple):
-    """Cache of a sequence in a layer, in numbers."""
+    """Cache of a sequence in a layer, in elements."""
 
     token: int = 0
-    """Numbers of each token."""
+    """Elements per token."""
     parts: int = 1
     """Number of GPUs that can divide the cache."""
     inputs: int = 0
-    """Numbers of the latest tokens, which a convolution reads again."""
+    """Elements of the latest tokens, which a convolution reads again."""
     state: int = 0
-    """Numbers that do not depend on the sequence's length."""
+    """Elements independent of the sequence's length."""
 
 
 NOTHING = CacheSizes()
@@ -43,7 +43,7 @@ NOTHING = CacheSizes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPart:
-    """Token mixer or feed-forward part; sizes are in numbers per token, unless they say otherwise."""
+    """Token mixer or feed-forward part; sizes are in elements per token, unless they say otherwise."""
 
     linear: tuple[Linear, ...] = ()
     input_matrices: int = 0
@@ -53,7 +53,7 @@ class LayerPart:
     vectors: int = 0
     """Parameters outside matrices."""
     products: int = 0
-    """Kept for the backward pass in the type of matrix products."""
+    """Elements kept for the backward pass, in the type of matrix products."""
     norms: int = 0
     """Inputs of norms."""
     extra: int = 0
@@ -80,7 +80,7 @@ class LayerPart:
 
     @property
     def quantised(self) -> int:
-        """Weights of its linear layers."""
+        """Weights of its quantisable linear layers."""
         return sum(each.size for each in self.linear)
 
     @property

@@ -81,7 +81,7 @@ class FunctionPair:
 
 
 class Vulnerabilities(FileBenchmark):
-    """Tasks about `pairs` of published rows.
+    """Tasks about published pairs.
 
     `classes`, comma-separated, are the weaknesses used; other and trivial pairs are left out.
     """
@@ -204,7 +204,7 @@ def parse_weakness(written: str) -> str | None:
 def separate_pairs(pairs: Sequence[FunctionPair]) -> list[FunctionPair]:
     """Give each group of related pairs the most held-out split of its members: train < valid < test.
 
-    A group shares a commit, a function of a repository, or a version.
+    Related pairs share a commit, a function of a repository, or a version's text.
     """
     groups = group_connected(
         [

@@ -13,10 +13,10 @@ from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
 TIMEOUT = 3600.0  # seconds
-# without network, by build tool
+# offline test commands by build tool
 _COMMANDS = {"maven": "mvn -B -o test", "gradle": "./gradlew --offline test"}
-# runs COMMAND and copies its reports to the folder $0; of equal names cp numbers the older (x.xml.~1~), which then
-# get back .xml
+# runs COMMAND and copies its reports to the folder $0; of reports with one name, cp renames the older (x.xml.~1~), and
+# the last line appends .xml
 _RUN = """
 find . -path '*/target/surefire-reports/*.xml' -delete ; find . -path '*/build/test-results/*.xml' -delete
 COMMAND
@@ -29,7 +29,7 @@ cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
 class GitBugJava(RepositoryBenchmark):
     """GitBug-Java: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout, or a file of rows. Upstream runs workflows with ``act`` in Docker, which no sandbox here can.
+    `path` is a checkout, or a file of rows. Upstream runs workflows with ``act`` in Docker, which no sandbox here runs.
     Checks need `command` or `image`. Never tested with an upstream environment.
     """
 
@@ -73,7 +73,7 @@ def _read_gitbug_rows(root: Path) -> Iterator[Row]:
 
 
 def _make_gitbug_values(bug: Mapping[str, Any]) -> dict[str, Any]:
-    _, with_tests, with_repair = bug["actions_runs"][:3]  # runs of the workflow; the first is of the untouched commit
+    _, with_tests, with_repair = bug["actions_runs"][:3]  # workflow runs; the first: of the previous commit alone
     before, after = _read_passed(with_tests), _read_passed(with_repair)
     repaired = with_repair[0]
     passing = [name for name, has_passed in after.items() if has_passed]

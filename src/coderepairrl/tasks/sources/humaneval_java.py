@@ -21,7 +21,7 @@ NOT_SINCE_JDK_11 = ("DO_ALGEBRA", "STRING_TO_MD5")
 
 
 class HumanEvalJava(FileBenchmark):
-    """HumanEval-Java: 161 of 163 classes with a bug; two do not run on current Java.
+    """HumanEval-Java: 161 of 163 buggy classes; two do not run on current Java.
 
     `path` is a checkout, or a file of rows. Tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
     """
@@ -58,34 +58,34 @@ class HumanEvalJava(FileBenchmark):
 
 
 def _read_humaneval_java_rows(root: Path) -> list[Row]:
-    described = _read_descriptions(root / "HumanEval.jsonl")
+    descriptions = _read_descriptions(root / "HumanEval.jsonl")
     rows = []
     for path in sorted((root / _MAIN).glob("*.java")):
         test = root / _TESTS / f"TEST_{path.name}"
-        broken, buggy = read_checkout_text(path), f"{_MAIN}/{path.name}"
+        buggy, buggy_file = read_checkout_text(path), f"{_MAIN}/{path.name}"
         fixed = read_checkout_text(root / "src/main/java/humaneval/correct" / path.name)
         fixed = fixed.replace("package humaneval.correct;", "package humaneval.buggy;")
-        comment = re.search(r"/\*+(.*?)\*/", broken, re.DOTALL)
+        comment = re.search(r"/\*+(.*?)\*/", buggy, re.DOTALL)
         values = {
             "instance_id": f"humaneval-java__{path.stem}",
-            "problem_statement": _clean_comment(comment[1]) if comment else described.get(path.stem, ""),
-            "buggy_file": buggy,
-            "files": {buggy: broken, f"{_TESTS}/{test.name}": read_checkout_text(test)},
-            "patch": format_diff(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
+            "problem_statement": _clean_comment(comment[1]) if comment else descriptions.get(path.stem, ""),
+            "buggy_file": buggy_file,
+            "files": {buggy_file: buggy, f"{_TESTS}/{test.name}": read_checkout_text(test)},
+            "patch": format_diff(buggy_file, buggy, fixed).decode("utf-8", "surrogateescape"),
             "test_class": f"humaneval.TEST_{path.stem}",
         }
-        rows.append(Row("humaneval_java", buggy, values))
+        rows.append(Row("humaneval_java", buggy_file, values))
     return rows
 
 
 def _read_descriptions(path: Path) -> dict[str, str]:
-    statements = {}
+    descriptions = {}
     for row in read_rows("humaneval_java", path):
         tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         function = row.text("entry_point")
-        statements[function.upper()] = ast.get_docstring(functions[function]) or ""
-    return statements
+        descriptions[function.upper()] = ast.get_docstring(functions[function]) or ""
+    return descriptions
 
 
 def _clean_comment(comment: str) -> str:

@@ -26,8 +26,8 @@ class Thesis(LoadedSource):
     """`from_swe_gym` and `from_multilingual` issues for training, shuffled; other Multilingual issues are held out.
 
     Leaves out `DROPPED` and prompts of more than `max_prompt` characters. With `rows` ``drawn``, draws at random from
-    what remains (1,000 issues, and 43 held out); with ``first``, takes the first rows and then leaves out, like the
-    thesis (993, and 50). Options: docs/guides/reproduce-the-thesis.md.
+    what remains (1,000 issues, and 43 held out); with ``first``, takes the first rows and filters them afterwards, like
+    the thesis (993, and 50). Options: docs/guides/reproduce-the-thesis.md.
     """
 
     name = "thesis"
@@ -55,10 +55,10 @@ class Thesis(LoadedSource):
             ),
         }
         self._counts = {"swe_gym": from_swe_gym, "multilingual": from_multilingual}
-        self._draws, self._seed, self._max_prompt, self._only = rows == "drawn", seed, max_prompt, only
+        self._is_drawn, self._seed, self._max_prompt, self._only = rows == "drawn", seed, max_prompt, only
 
     def load(self) -> Iterator[Task]:
-        """Read both data sets, and select. Raises `TaskError`, also for too few issues, and `PrerequisiteError`."""
+        """Select tasks of both data sets. Raises `TaskError`, also for too few issues, and `PrerequisiteError`."""
         by_source, problems = dict[str, list[Task]](), list[CodeRepairError]()
         for name, source in self._sources.items():
             try:
@@ -67,7 +67,7 @@ class Thesis(LoadedSource):
                 problems.append(error if source.path else _suggest_file(error, name))
         if problems:
             raise combine_errors(problems)
-        if self._draws:
+        if self._is_drawn:
             by_source = {name: self._leave_out(tasks) for name, tasks in by_source.items()}
             for tasks in by_source.values():
                 Random(self._seed).shuffle(tasks)

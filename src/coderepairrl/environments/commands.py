@@ -56,9 +56,9 @@ _SHOWN_CHARS = 600  # Characters of a command and its output in errors.
 _MAX_LAYER_BYTES, _MAX_FILES = 16 << 30, 1 << 20
 _DISK_CHECK_SECONDS = 0.5
 _RETRIES = {"npm_config_fetch_retries": "2", "PIP_RETRIES": "5"}
-"""Defaults of npm and pip, which have none in other sandboxes."""
+"""Default retries of npm and pip; other sandboxes allow none."""
 _COPY_TIME = 946_684_800
-"""Time of files copied from the context: 2000-01-01, in seconds since 1970."""
+"""Time of files copied from the context: 2000-01-01."""
 _Listing = dict[str, tuple[int, ...]]
 """Mode, inode, size, and change times, by path."""
 
@@ -77,7 +77,7 @@ class BuildCommand:
 
 @dataclass(frozen=True)
 class BuildCopy:
-    """A ``COPY`` of a Dockerfile, or without sources the making of a folder; `where` is its file and line."""
+    """A ``COPY`` of a Dockerfile, or, without sources, a folder to create; `where` is its file and line."""
 
     sources: tuple[str, ...]
     target: str
@@ -151,7 +151,7 @@ class LayerBuilder:
         self._add_cached(asdict(command), command.where, make)
 
     def copy(self, part: BuildCopy, source: Path | LayerBuilder) -> None:
-        """Add the layer of `part`, from a folder or, then cached, from the files of another image.
+        """Add the layer of `part`: from a folder, or (cached) from the files of another image.
 
         Raises `TaskError` and `PrerequisiteError`.
         """
@@ -198,8 +198,8 @@ class LayerBuilder:
         at = rootfs.resolve_inside(tree, command.workdir)
         if at is None or not (tree / at).is_dir():
             raise TaskError(f"{command.where}: the image has no folder {command.workdir}")
-        who, group, home = trees.find_image_user(tree, command.user, self.image.name)
-        image = Image(self.image.name, "", f"/{at}", dict(command.env), who, group, home, "", 0)
+        user, group, home = trees.find_image_user(tree, command.user, self.image.name)
+        image = Image(self.image.name, "", f"/{at}", dict(command.env), user, group, home, "", 0)
         before = _list_files(tree)
         result, refused = asyncio.run(_execute_command(tree, image, command))
         if not result.ok:
@@ -339,7 +339,7 @@ def _list_files(tree: Path) -> _Listing:
                 times = (status.st_mtime_ns, status.st_ctime_ns)
                 listing[os.path.relpath(entry.path, tree)] = (status.st_mode, status.st_ino, status.st_size, *times)
         if len(listing) > _MAX_FILES:
-            raise TaskError(f"an image of more than {_MAX_FILES} files")
+            raise TaskError(f"an image has more than {_MAX_FILES} files")
     return listing
 
 

@@ -1,4 +1,4 @@
-"""Base of backends with a guest process: the folder on the host, opening and destroying sandboxes."""
+"""Base of backends with a guest process: the state folder, opening and destroying sandboxes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class StateFolder:
         return groups
 
     def remove(self) -> None:
-        """Delete it now (a no-op in a forked child)."""
+        """Delete it (a no-op in a forked child)."""
         if os.getpid() == self._pid:
             _delete_state(self.path)
             self._lock.close()
@@ -151,7 +151,7 @@ class GuestBackend(SandboxBackend, ABC):
     slowdown = 3.0
     """See `SandboxInfo.slowdown`."""
     archive = ""
-    """`PreparedWorkspace.archive` as seen by the guest; empty if ``box/work`` is copied instead."""
+    """`PreparedWorkspace.archive` as seen by the guest; empty if files are copied to ``box/work`` instead."""
     memory_folders: Sequence[str] = ()
     """Paths of in-memory file systems in the sandbox."""
     isolated = True
@@ -184,7 +184,7 @@ class GuestBackend(SandboxBackend, ABC):
         return sys.maxsize if self.archive else 0
 
     def show(self, folders: Sequence[str]) -> None:
-        """Add to option `binds`."""
+        """Show host folders in sandboxes (option `binds`)."""
         self._binds += tuple(folders)
 
     def require(self) -> None:
@@ -217,7 +217,7 @@ class GuestBackend(SandboxBackend, ABC):
         """Start a guest in `group` that sees `environment` read-only; files may still be arriving in ``box/work``."""
 
     def reader(self, box: Path) -> Callable[[], GuestProcess] | None:
-        """Factory of a guest outside the sandbox for the diff; None to use the one inside."""
+        """Factory of a guest that makes the diff outside the sandbox; None to use the one inside."""
         return None
 
     def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
@@ -225,7 +225,7 @@ class GuestBackend(SandboxBackend, ABC):
         return str((box / "work").resolve())
 
     def remove_leftovers(self, box: Path) -> None:
-        """Remove leftovers started by others, after the guest was killed."""
+        """Remove what other programs left, after the guest was killed."""
 
     def _open_state(self) -> StateFolder:
         if self._state is None:
@@ -244,7 +244,7 @@ class GuestBackend(SandboxBackend, ABC):
         if self._workspaces is None:
             await asyncio.to_thread(self.require)
             self._check_limits()
-            # another task may have made it during the `await`
+            # another coroutine may have made it during the `await`
             self._workspaces = self._workspaces or WorkspaceCache(self.state, self.prepare)
         workspaces = self._workspaces
         prepared = workspaces.ready(workspace, environment)
@@ -260,7 +260,7 @@ class GuestBackend(SandboxBackend, ABC):
         try:
             try:
                 box.mkdir()
-                box.chmod(0o711)  # whatever our umask: git drops to the sandbox's user, too
+                box.chmod(0o711)  # whatever the umask: git also runs as the sandbox's user
                 if not self.archive:
                     (box / "work").mkdir()
                     if self.user is not None:
@@ -316,21 +316,19 @@ class GuestBackend(SandboxBackend, ABC):
         )
 
     def describe_limits(self) -> str:
-        """Describe which limits are enforced, for the exam and ``crrl check``."""
+        """Describe which limits are enforced, for ``crrl check``."""
         if not (missing := self.missing_controllers):
             return "limits by control groups"
         words = {"pids": "threads", "memory": "memory at once", "cpu": "CPUs at a time"}
         return f"limits per process, none on {', '.join(words[name] for name in missing)} ({self.groups_need})"
 
     def describe_workspaces(self) -> str:
-        """Describe how workspaces are opened, for the exam."""
+        """Describe how workspaces are opened, for ``crrl check``."""
         return "copied"
 
     def _check_limits(self) -> None:
         if self.limits.cpus != ResourceLimits().cpus and "cpu" in self.missing_controllers:
-            raise PrerequisiteError(
-                "cpus cannot be limited here: no control group is ours to use", fix=self.groups_need
-            )
+            raise PrerequisiteError("cpus cannot be limited here: no control group can be used", fix=self.groups_need)
 
     def _create_group(self, name: str, held: int = 0) -> Cgroup | None:
         """Create the control group of a sandbox with `held` bytes of files in memory. Raises OSError."""

@@ -127,8 +127,8 @@ class Nano(Agent):
     def first_request(self, task: Task) -> FirstRequest:
         """Build the complete first request."""
         options = self.options
-        described = {options.names.get(tool, tool): text for tool, text in options.descriptions.items()}
-        tools = build_tool_schemas(options.tools, described, self.wording.renamed(options.names))
+        descriptions = {options.names.get(tool, tool): text for tool, text in options.descriptions.items()}
+        tools = build_tool_schemas(options.tools, descriptions, self.wording.renamed(options.names))
         *system, issue = options.build_opening(task.prompt, self.wording)
         return FirstRequest([*system, *self._example_messages(task), issue], tools)
 

@@ -124,7 +124,7 @@ _PLACEHOLDER = re.compile(r"\{\{\w+\}\}|\{(\w+)\}")  # {{name}} belongs to anoth
 
 
 def fill_template(text: str, **values: object) -> str:
-    """Replace each ``{name}`` in `values`; all other braces stay, even in values.
+    """Replace each ``{name}`` that `values` has; all other braces stay, even in values.
 
     >>> fill_template("{left} of {what}, {{left}}", left=3)
     '3 of {what}, {{left}}'
@@ -175,7 +175,7 @@ class Wording:
     parameters: Mapping[str, Mapping[str, str]]
     """Descriptions of parameters by tool."""
     optional: frozenset[str] = frozenset()
-    """Parameters that may be left out, and are left out of compact tools."""
+    """Optional parameters, left out of compact tools."""
     integers: frozenset[str] = frozenset()
     """Parameters that are integers; others are strings."""
 

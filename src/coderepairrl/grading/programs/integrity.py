@@ -4,15 +4,16 @@
 def snapshot(packages):
     """Record `builtins` and the modules of `packages`; return two functions.
 
-    `find_changed` names a changed part, or returns ""; `accept` takes over the present parts, except those of foreign
-    code.
+    `find_changed` names a changed part, or returns ""; `accept` records changed parts as they are, except those
+    of code under test.
     """
     import builtins
     import sys
 
     python_types = (type, type(snapshot), staticmethod, classmethod, property)
     special = ("__getattribute__", "__getattr__", "__setattr__", "__init_subclass__", "__new__", "__call__")
-    replaceable = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")  # by honest code
+    # honest code may replace these
+    replaceable = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")
     parts, seen_classes, modules = [], set(), sys.modules
 
     def add(space, name, value, label):
@@ -62,7 +63,7 @@ def snapshot(packages):
 
 
 def watch(unittest, send):
-    """Send ``skipping`` before a skip (its cause on the stack), ``calling`` before a test, ``returned`` at its end.
+    """Send ``skipping`` before a skip (its cause is on the stack), ``calling`` before a test, ``returned`` at its end.
 
     Returns a function that says whether ``returned`` is sent for a test.
     """
@@ -75,11 +76,11 @@ def watch(unittest, send):
     unittest.SkipTest.__init__, init_skip.__module__ = init_skip, "unittest.case"
 
     def wrap_call(case_class):
-        inherited = case_class._callTestMethod
+        original = case_class._callTestMethod
 
         def call(self, method):
             send("crrl", "calling", self, method)
-            inherited(self, method)
+            original(self, method)
             send("crrl", "returned", self)
 
         case_class._callTestMethod, call.__module__ = call, "unittest.case"

@@ -1,6 +1,6 @@
 """Stitching of episodes (trees of turns) into rows, accounting for every sampled token.
 
-A row is the context after a leaf, exactly as the engine saw it; a turn in several rows is trained in the first.
+A row is a leaf's context and output, exactly as the engine saw them; a turn in several rows is trained in the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
 
 Balance = Literal["", "episodes", "tokens"]
-"""Unit of the loss by which kinds are balanced."""
+"""Unit in which the loss is balanced between kinds of task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RewardShaping:
     mask_truncated: bool = False
 
     def reward(self, episode: Episode) -> float | None:
-        """Reward to compare; None if void."""
+        """Reward for the baseline; None if void."""
         if episode.ending is Ending.VOID:
             return None
         if not self.buffer:
@@ -89,7 +89,7 @@ class RewardShaping:
         )
 
     def is_masked(self, episode: Episode) -> bool:
-        """Whether the episode is compared, not trained."""
+        """Whether the episode only counts for the baseline."""
         return self.mask_truncated and episode.ending is Ending.LIMIT
 
 
@@ -104,7 +104,7 @@ class Batch:
     episodes: int
     """Episodes that the loss is averaged over."""
     tokens: int
-    """Tokens that a loss over tokens is averaged over."""
+    """Tokens that a token-level loss is averaged over."""
     account: TokenAccount
     groups: Mapping[str, GroupAdvantages]
     kinds: Mapping[str, TokenAccount] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def build_batch(
     """Batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
 
     The loss is averaged over all non-void episodes, or their tokens; with `informative`, only over those with rows.
-    Flat groups have rows only with a KL term (`kl`).
+    Flat groups (equal rewards) have rows only with a KL term (`kl`).
     """
     groups, advantage = compute_advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):
@@ -177,7 +177,7 @@ def _count_loss_units(
 def compute_kind_scales(
     masses: Mapping[str, float], weights: Mapping[str, float], *, balanced: bool
 ) -> dict[str, float]:
-    """Factor of each kind: its weight; `balanced`, kinds share the loss by weight, its total unchanged.
+    """Factor of each kind: its weight or, if `balanced`, one that distributes the same total loss by weight.
 
     `masses`: from `_count_loss_units`.
 
@@ -239,9 +239,9 @@ def stitch_episode(
     """Rows of one episode and the account of its tokens.
 
     Dropped: void episodes (``void``), those without an advantage (`untrained`), turns with a context beyond
-    `max_tokens` (``overlong``), tails after a stop string (``stop_string``). Untrained: turns outside the main
-    conversation (``side``), and sampled with top-p and the like (``sampling``). `distinct_tokens` counts those new to
-    `distinct`.
+    `max_tokens` (``overlong``), tails after a stop string (``stop_string``). Masked in a row, else dropped: turns
+    outside the main conversation (``side``), or sampled with top-p and the like (``sampling``). `distinct_tokens`
+    counts those new to `distinct`.
     """
     if episode.ending is Ending.VOID or advantage is None:
         reason = "void" if episode.ending is Ending.VOID else untrained
@@ -313,7 +313,7 @@ class _Forest:
     def __init__(self, turns: Sequence[Turn]) -> None:
         self.turns = turns
         self.lengths: list[int] = []
-        """Tokens per turn, output included."""
+        """Tokens of each turn's context and output."""
         self.parents: list[int | None] = []
         for turn in turns:  # turns are ordered: parents come first
             shared = self.lengths[turn.base] if turn.base is not None else turn.fork.tokens if turn.fork else 0

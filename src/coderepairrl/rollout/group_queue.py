@@ -1,7 +1,7 @@
 """Queue of groups made ahead of their steps, so that engine and learner do not wait for each other.
 
 A group's staleness is the number of policy versions from its beginning to its step. The queue bounds it by limiting
-which groups may begin, not by dropping old ones, which would favour short attempts. A step may take younger groups
+how many groups may begin, not by dropping old ones, which would favour short attempts. A step may take younger groups
 before older ones, unless older ones would become too stale; then it waits. With a bound of 0 a step begins its groups
 and waits for all.
 """
@@ -46,7 +46,7 @@ class StalenessWindow:
     def stale(self, begun: Iterable[PendingGroup], version: int, wanted: int) -> list[PendingGroup]:
         """Find groups that no step can consume in time, if the step at `version` still takes `wanted`.
 
-        Of conflicting groups the youngest are stale.
+        Of groups that compete for a step, the younger are stale.
 
         >>> window = StalenessWindow(per_step=1, staleness=1)
         >>> begun = [PendingGroup("a", 3), PendingGroup("b", 4), PendingGroup("c", 4), PendingGroup("d", 5)]
@@ -130,7 +130,7 @@ class GroupQueue:
         self._entries[slot.group] = _Entry(slot, version)
 
     async def requeue_stale(self, version: int, wanted: int) -> list[str]:
-        """Cancel and requeue stale groups; return their names. `version` is the new live one."""
+        """Cancel and requeue stale groups; return their names. `version` is the policy's new one."""
         self._version = version
         stale = [each.group for each in self.window.stale(self.pending, version, wanted)]
         await _cancel(self._entries[group].work for group in stale)

@@ -37,7 +37,7 @@ from coderepairrl.runs.log import Follower
 from coderepairrl.types import Ending, Episode, Task
 
 _SEARCHED_CHARS = 6000  # of an episode, in text.js
-_REST_FACTOR = 20  # analysing a large, growing run takes at most a twentieth of the time: it delays other pages
+_REST_FACTOR = 20  # pause after analysing a growing run, in durations of that analysis: it delays other pages
 
 
 class RunPages:
@@ -71,7 +71,7 @@ class RunPages:
         return " ".join(sentences)
 
     def report(self) -> Report:
-        """Analyse the log, unless it is unchanged or `_REST_FACTOR` forbids it."""
+        """Analyse the log, unless unchanged or just analysed (`_REST_FACTOR`)."""
         began = time.monotonic()
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
         if self._report is None or (self._report[0] != size and began > self._report[1]):
@@ -178,7 +178,7 @@ class RunPages:
 
     @cached_property
     def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
-        """Decoder of ids, and a notice if there is no tokenizer."""
+        """Decoder of ids, and a notice without a tokenizer."""
         model = self._settings.model.path if self._settings else ""
         places = [self.folder.path / "model", *sorted(self.folder.checkpoints.glob("[0-9]*"))]
         with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
@@ -207,7 +207,7 @@ def _extract_searchable_text(episode: Episode) -> str:
 
 
 def find_episode(run: RunPages, name: str) -> str:
-    """Id of the episode that `name` is or begins. Raises `UsageError` for none or several."""
+    """Find the id that is, or begins with, `name`. Raises `UsageError` for none or several."""
     ids = list(run.rows.by_id)
     matches = [id for id in ids if id == name] or [id for id in ids if id.startswith(name)]
     if len(matches) == 1:
@@ -228,5 +228,5 @@ def _format_ids(ids: Sequence[int]) -> str:
 
 
 def _cache_single_ids(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
-    one = cache(lambda id: decode((id,)))  # pages ask for every token
+    one = cache(lambda id: decode((id,)))  # pages decode each token by itself
     return lambda ids: one(ids[0]) if len(ids) == 1 else decode(ids)

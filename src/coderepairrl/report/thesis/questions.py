@@ -21,17 +21,17 @@ from coderepairrl.stats.measures import fit_one_line
 from coderepairrl.stats.paired import Array, adjust_holm, bootstrap
 from coderepairrl.stats.power import ALPHA
 
-_COMMANDS = 3
-"""Most commands that an answer names, of those whose share rose, and of those whose share fell."""
+_MAX_COMMANDS = 3
+"""Maximum of commands named in an answer, each for shares that rose and that fell."""
 _LONGEST_NAME = 24
 _NEAR_PEAK = 0.1
 """Share of the peak that a plateau may lose."""
 _TIERS = {"completed": "Tier 1, operates: ", "ended by itself": "", "resolved": "Tier 2, repairs: "}
 """Measures of RQ2, with the words before their verdicts."""
 _FEWEST_CLUSTERS = 5
-"""Fewest clusters for a bootstrap interval, of a difference on each side."""
+"""Fewest clusters for a bootstrap interval; for a difference, on each side."""
 Side = Sequence[tuple[Hashable, float]]
-"""Clusters and values, early or late."""
+"""Pairs of cluster and value, early or late."""
 
 
 class Finding(NamedTuple):
@@ -54,9 +54,9 @@ def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
     caption = (
         f"Brackets are 95 % intervals. Early and late: the first and last {100 * END_SHARE:g} % of the steps. "
         "Intervals of slopes and of differences between early and late: bootstrap of tasks, or of blocks of adjacent "
-        f"steps (the cube root of the number of early ones), with {_FEWEST_CLUSTERS} or more, of differences on each "
-        "side. Evaluations are paired by task; p: sign flips. Calls within the limit: those of attempts that the limit "
-        "did not end."
+        "steps (block length: the cube root of the number of early steps), if there are at least "
+        f"{_FEWEST_CLUSTERS} (for differences, on each side). Evaluations are paired by task; p: sign flips. Calls "
+        "within the limit: those of attempts that the limit did not end."
     )
     rows = [(run, question, text) for run, question, (text, _) in answers]
     more = f"{caption} The next table has all numbers, with n."
@@ -96,14 +96,14 @@ def estimate_slope(points: Sequence[tuple[int, float]], clusters: Sequence[Hasha
     x, y = np.array(points, dtype=float).T
     x = (x - x.mean()) / 100
     columns = [column.tolist() for column in (x, y, x * y, x * x)]
-    # covariance of x and y, by the variance of x
+    # covariance of x and y, divided by the variance of x
     slope = bootstrap(columns, clusters, lambda m: _divide(m[2] - m[0] * m[1], m[3] - m[0] ** 2))
     assert slope is not None  # steps differ
     return slope if len({*clusters}) >= _FEWEST_CLUSTERS else Interval(slope.value, None, None)
 
 
 def _divide(numerator: Array, denominator: Array) -> Array:
-    # NaN for a draw that has no value of a side, or a single step
+    # NaN for a resample without values on a side, or with a single step
     return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > 1e-12)
 
 
@@ -177,7 +177,7 @@ def answer_rq1(run: ThesisRun) -> Answer:
     early, late = (Counter(call.command for _, call in side) for side in calls)
     changes = sorted((late[name] / late.total() - early[name] / early.total(), name) for name in early | late)
     for verb, sign in (("rose", 1), ("fell", -1)):
-        names = [name for change, name in changes[::-sign] if sign * change > 0][:_COMMANDS]
+        names = [name for change, name in changes[::-sign] if sign * change > 0][:_MAX_COMMANDS]
         listed = [f"{fit_one_line(name, _LONGEST_NAME)} ({early[name]}, {late[name]})" for name in names]
         text += f" Share in calls (early {early.total():,}, late {late.total():,}) {verb} most: "
         text += f"{', '.join(listed) or 'none'}."
@@ -222,7 +222,7 @@ def answer_rq3(run: ThesisRun) -> Answer:
                 claims.append(f"{language} {_describe_change(change.change, p)}")
             text += f"{measure.capitalize()}, {after} against {before}: {', '.join(claims)}. " if claims else ""
     if not findings:
-        return "Not known: no tasks of several languages were met twice, in training or in evaluations.", []
+        return "Not known: no tasks of several languages were attempted twice, in training or in evaluations.", []
     return f"{text}p: corrected for the languages (Holm).", findings
 
 

@@ -1,6 +1,6 @@
 """The `crrl` command: results to stdout, logs to stderr, exit codes of `errors.ExitCode`.
 
-Commands import on demand, so that ``crrl --help`` answers at once.
+Commands import modules on demand, so that ``crrl --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Inspect and use": (reading.report, serving.fix, serving.serve, serving.export),
     "Set up and check": (checking.config, checking.check, tasks.app, checking.app),
 }
-"""Commands by their heading in ``crrl --help``."""
+"""Commands by heading in ``crrl --help``."""
 EXAMPLES = {
     "hello": ("hello", "hello run.steps=2"),
     "train": ("train qwen3-0.6b train.lr=1e-5", "train runs/mine --resume"),
@@ -103,7 +103,7 @@ for heading, commands in COMMANDS.items():
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Unwind, so that children and temporary folders are removed, undisturbed by a second signal."""
+    """Unwind, and ignore further signals while children and temporary folders are removed."""
     # `asyncio.run` would replace Python's handler by one that waits for running code
     _ignore_all_signals()
     raise KeyboardInterrupt
@@ -121,11 +121,11 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
 
 def main() -> None:
     """Run `crrl`; errors become a message, a fix and an exit code."""
-    gc.set_threshold(10_000)  # imports make little garbage, and looking for it takes a fifth of a short command
+    gc.set_threshold(10_000)  # imports make little garbage, and collecting it takes a fifth of a short command's time
     gc.enable()
-    atexit.register(gc.freeze)  # nor does the interpreter's end need to look for it
+    atexit.register(gc.freeze)  # no collection at the interpreter's end either
     for number in _SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+        if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
             signal.signal(number, _interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot write must not raise

@@ -36,17 +36,17 @@ Policies = Annotated[
     typer.Option(
         "--policy",
         help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's); repeatable. "
-        "On a task source agent and limits are those of the policy's run, else the file's",
+        "On a task source, agent and limits are those of the policy's run, else the file's",
     ),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="number of tasks to sample by run.seed (default: all)")]
+Limit = Annotated[int | None, typer.Option(min=1, help="number of tasks, sampled with run.seed (default: all)")]
 Agents = Annotated[
     list[str] | None,
     typer.Option("--agent", help="agent, or recipe file (default: the file's); repeatable, to compare agents"),
 ]
 NewRun = Annotated[Path | None, typer.Option("--output", "-o", help="new run folder (default: in run.dir)")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue where the last call stopped")]
-ModelName = Annotated[str, typer.Option(help="a URL's name of the model (default: the only one that it serves)")]
+ModelName = Annotated[str, typer.Option(help="the model's name at the URL (default: the only one that it serves)")]
 KeyEnv = Annotated[str | None, typer.Option(help="environment variable with the URL's key (default: OPENAI_API_KEY)")]
 PriceList = Annotated[
     str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="prices of a URL per million tokens")
@@ -58,29 +58,29 @@ SandboxOptions = Annotated[
 
 
 def show(text: object) -> None:
-    """Print text that may be untrusted; JSON escapes itself."""
+    """Print text that may be untrusted; JSON is already escaped."""
     print(visible(str(text)), flush=True)
 
 
 def note(line: str) -> None:
-    """Print a line of progress to stderr, safely."""
+    """Print a line of progress to stderr."""
     print(logged(line), file=sys.stderr, flush=True)
 
 
 def note_reading(*names: object) -> None:
-    """Print what is read before it is: imports and plans take seconds."""
+    """Print what will be read, since imports and plans take seconds."""
     note(f"{'reading':<12}{', '.join(map(str, names))}")
 
 
 def choose_format(form: str, *, as_json: bool) -> str:
-    """Choose the format of a result. Raises `UsageError` for --json beside another one."""
+    """Choose the format of a result. Raises `UsageError` for --json with another one."""
     if as_json and form not in ("text", "json"):
         raise UsageError(f"--json and --format {form} exclude each other", fix="name one of them")
     return "json" if as_json else form
 
 
 def select_backend(name: str, options: list[str] | None) -> SandboxBackend:
-    """Make the sandbox of checks; print a weaker choice. Raises as `choose_backend` and `make_backend`."""
+    """Make the sandbox backend for checks; note a fallback. Raises as `choose_backend` and `make_backend`."""
     from coderepairrl import config, sandbox
 
     choice = sandbox.choose_backend(name)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 FIX = (
-    "a configuration is kept in the run folder and shown: put the secret into an environment variable, and name that "
-    "(engine.options.key_env of a relay), or let a class of your own read it; programs are given {api_key}"
+    "a configuration is kept in the run folder and shown: put the secret into an environment variable, and name it "
+    "(engine.options.key_env of a remote model), or read it in a class of your own; for agents write {api_key}"
 )
 
 # words of snake_case, camelCase and CAPITALS
@@ -28,7 +28,7 @@ _HARMLESS_WORDS = frozenset({"eos", "bos", "pad", "unk", "sep", "cls", "mask", "
 """Words of a tokenizer's tokens and of sort keys: ``eos_token``, ``sort_key``."""
 _FILLED_IN = re.compile(r"(\s*(Bearer\s+)?(\{[A-Za-z_]+\}|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?)\s*)?")
 """Empty text, a recipe's placeholder, or a shell variable."""
-# user and password in a URL of any scheme, or a user alone, maybe a token, in one of the web
+# user and password in any URL, or a user alone (maybe a token) in an http or https URL
 _LOGIN = re.compile(r"://[^/?#\s@:]*:[^/?#\s@]+@|\bhttps?://[^/?#\s@]+@", re.IGNORECASE)
 _KNOWN = re.compile(
     r"\bsk-(?=[\w-]*[0-9])[\w-]{20,}|\bhf_[A-Za-z0-9]{30,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{20,}"

@@ -57,7 +57,7 @@ DIFF = (
     "diff-tree", "-r", "-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv",
     "--no-renames", "--unified=3", "--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/",
 )  # fmt: skip
-"""Command that compares two commits, without renames, blobs in full."""
+"""Command that compares two commits, without renames, with full blob ids."""
 
 _APPEARANCE = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "autocrlf", "eol", "trustctime", "checkstat")
 """Settings in ``core`` without which unchanged files could look modified."""
@@ -65,7 +65,7 @@ _FORMATS = ("objectformat", "refstorage")
 _WORD = re.compile(r"[A-Za-z0-9-]*")
 _MAX_BYTES = 1 << 20
 _TREE_SETTINGS = {".gitignore", ".gitattributes"}
-"""Files of any folder of a working tree that git reads."""
+"""Files that git reads in any folder of a working tree."""
 _COMMIT_FIX = "commit its files (git add -A; git commit), or remove its .git to take the files as they are"
 
 
@@ -255,13 +255,13 @@ def _read_global_ignores(settings: dict[str, str]) -> str:
 
 
 def _parse_settings(listed: bytes) -> dict[str, str]:
-    # of `git config --null --list`: a NUL ends an entry, a newline its key, and a key alone is true
+    # output of `git config --null --list`: a NUL ends an entry, a newline its key, and a key alone is true
     rows = (os.fsdecode(row).partition("\n") for row in listed.split(b"\0") if row)
     return {key: value if newline else "true" for key, newline, value in rows}
 
 
 def _check_git_directory(root: Path, home: Path, common: Path) -> None:
-    # it lies in `root`, or points to it (linked working tree, submodule)
+    # `home` lies in `root`, or points to it (linked working tree, submodule)
     settings = _git_settings(common / "config", root)
     if home == root / ".git":
         is_own = common == home
@@ -317,7 +317,7 @@ def _read_git_file(path: Path, root: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     if not stat.S_ISREG(kind.st_mode) or kind.st_size > _MAX_BYTES:
-        _reject_repository(root, f"{path} is not a small file")
+        _reject_repository(root, f"{path} is not a regular file of at most {_MAX_BYTES >> 20} MiB")
     return os.fsdecode(path.read_bytes())
 
 
@@ -351,7 +351,7 @@ class RepositoryView:
         return [os.fsdecode(row[3:]) for row in rows if row]
 
     def files(self, commit: str, within: str = "") -> list[str]:
-        """Files in `commit`, or below `within`."""
+        """Files of `commit` below `within`."""
         listed = self._run_git(
             "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", *filter(None, [within])
         )

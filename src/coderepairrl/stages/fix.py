@@ -68,7 +68,7 @@ class Repair(ServedModelPlan, AgentPlan):
 
     @part
     def kinds(self) -> dict[str, AttemptSettings]:
-        """The same terms for every kind of task."""
+        """The same settings for every kind of task."""
         return {"": AttemptSettings(self.agent_setup.agent, self.agent_setup.sandbox, self.limits, {})}
 
     def _checks(self) -> list[Check]:
@@ -102,7 +102,7 @@ async def attempt_repair(
     trace.say("engine", f"{config.engine.name} starts")
     sampling = Sampling(temperature=temperature, max_tokens=limits.turn_tokens)
     with scratch("fix") as home:
-        home.chmod(0o711)  # guests run as another user, and the socket is in it
+        home.chmod(0o711)  # guests run as another user, and must reach the socket in it
         async with (
             open_model(plan, home) as source,
             Gateway(source, sampling=sampling, on_turn=lambda _, turn: trace.show_turn(turn)).listening(
@@ -134,7 +134,7 @@ async def attempt_repair(
 
 
 def _agent_report(attempt: Attempt) -> AgentReport:
-    """Agent's report; for a broken agent, its limit or crash."""
+    """Agent's report; without one, its limit or crash."""
     outcome = attempt.outcome
     if isinstance(outcome, AgentReport):
         return outcome

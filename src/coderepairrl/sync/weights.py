@@ -62,7 +62,7 @@ def is_offer(path: Path) -> bool:
 
 
 def list_weight_files(path: Path) -> list[Path]:
-    """Safetensors files of weights, by name: those in a folder's index, else `MODEL`, else all.
+    """Safetensors files of weights, sorted by name: those in a folder's index, else `MODEL`, else all.
 
     Raises `EngineFault` for none, and for a `MODEL` that the index does not list.
     """
@@ -168,7 +168,7 @@ def create_shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[P
 
 
 class StreamedEngine(Engine):
-    """Wrapper of an engine that receives weights; a broken transfer raises a `Fault` of engine or sender."""
+    """Wrapper of an engine that starts the sender of an offer; a broken transfer raises a `Fault` of either."""
 
     def __init__(self, engine: Engine, send: Send) -> None:
         self.context = engine.context
@@ -197,12 +197,12 @@ class StreamedEngine(Engine):
                 (path / CALLED_OFF).touch()
             await asyncio.wait({loading, sending})
         if fault := sending.exception():
-            loading.exception()  # its consequence; retrieved, or asyncio would warn
+            loading.exception()  # a consequence of `fault`; retrieved, or asyncio would warn
             raise fault
         try:
             return loading.result()  # the checksum holds: everything arrived
         except EngineFault as refusal:
-            if is_cancelled or not sending.result():  # a cancelled sender only reports that
+            if is_cancelled or not sending.result():  # a cancelled sender reports only its cancellation
                 raise
             raise EngineFault(
                 f"{refusal}; the learner stopped sending: {sending.result()}", fix=refusal.fix

@@ -1,7 +1,7 @@
 """The tiny engine's process: one thread that answers frames and runs forward passes.
 
 Frames in: ``{"do": "generate" | "abort" | "load" | "health", ...}``. Frames out: ``{"version", "tokens"}``, with
-``[key, ids, logprobs, ended]`` per request, at once for ended ones, else every `SEND_SECONDS`; ``{"failed", "error"}``
+``[key, ids, logprobs, ended]`` per request, when it ends and every `SEND_SECONDS` before; ``{"failed", "error"}``
 for a failed request; ``{"answer", ...}`` for a numbered command.
 """
 
@@ -69,7 +69,7 @@ class TinyServer:
         self.model = TinyModel(self.config, slots=slots, context=context)
         self.scheduler = Scheduler(slots=slots, context=context, copy=self.model.copy)
         self._unsent: dict[int, tuple[list[int], list[float]]] = {}
-        """Ids and logprobs by request, all of this version."""
+        """Ids and logprobs by request, all sampled with `version`."""
         self._last_sent = time.monotonic()
 
     def serve(self, parent: Parent) -> None:
@@ -84,7 +84,7 @@ class TinyServer:
                 parent.send(reply)
 
     def handle(self, frame: Frame) -> list[Frame]:
-        """Handle a frame; returns a numbered command's answer, after tokens sampled before a load."""
+        """Handle a frame; returns its replies: unsent tokens before a load, and a command's answer."""
         do = frame["do"]
         if do == "generate":
             self.scheduler.add(self._make_request(frame))
@@ -93,23 +93,23 @@ class TinyServer:
             self.scheduler.abort(frame["key"])
             self._unsent.pop(frame["key"], None)
             return []
-        before = self._take_unsent([*self._unsent]) if do == "load" else []
+        unsent = self._take_unsent([*self._unsent]) if do == "load" else []
         answer: Frame = {"answer": frame["number"]}
         try:
             answer |= self._run_command(do, frame)
         except EngineFault as fault:
             answer["error"] = str(fault)
-        return [*before, answer]
+        return [*unsent, answer]
 
     def _run_command(self, do: str, frame: Frame) -> dict[str, Any]:
         if do == "load":
             path = Path(frame["path"])
             check_weights(self.config, path, frame["checksum"])
-            del self.weights  # first, so that two copies never take memory
+            del self.weights  # first, so that memory never holds two copies
             self.weights = read_weights(self.config, path)
             self.version = frame["version"]
-            # recompute the keys of running requests, too: logprobs must be those of one version over the whole
-            # sequence, as the learner will compute them
+            # drop the cached keys and values of running requests, too: each logprob must depend on one version alone,
+            # as the learner will compute it
             for slot, count in self.scheduler.invalidate_cache():
                 self.model.wipe(slot, count)
             return {"version": self.version}

@@ -18,11 +18,11 @@ from coderepairrl.sandbox.rootfs import DIGEST
 LIST_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 MAX_JSON_BYTES = 16 << 20
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-"""This machine's, as images name it."""
+"""This machine's, spelled as in images."""
 
 
 class Layer(NamedTuple):
-    """Blob digest (empty: none), blob size in bytes, and archive digest of a layer."""
+    """Blob digest (empty: unknown), blob size in bytes, and digest of the uncompressed archive."""
 
     blob: str
     size: int
@@ -39,13 +39,13 @@ class FoundImage:
     pinned: str
     """Name with its digest."""
     digests: Mapping[str, str]
-    """Digests ``asked`` (perhaps of a list for several machines), ``manifest``, ``converted``."""
+    """Digests ``asked`` (perhaps of a multi-architecture list), ``manifest``, ``converted`` (by skopeo)."""
     config: Mapping[str, Any]
     layers: tuple[Layer, ...]
     open: Callable[[Layer], AbstractContextManager[IO[bytes]]]
     """Opens a layer's blob, whose digest is unchecked."""
     patches: tuple[bytes, ...] = ()
-    """Patches of the working folder, whose history then starts again."""
+    """Patches of the working folder; with any, its Git history is removed."""
 
 
 class Reference(NamedTuple):
@@ -76,7 +76,7 @@ class Reference(NamedTuple):
         )
         if transport != "docker":
             path = rest.removeprefix(f"{transport}:")
-            # a path may have colons, too: the name is the shortest part before one that exists, and the tag follows
+            # a path may have colons, too: the name is the shortest existing path before one, and the tag follows
             ends = [match.start() for match in re.finditer(":|$", path)]
             end = next((end for end in ends if Path(path[:end]).exists()), ends[0])
             return cls(transport, path[:end], path[end + 1 :], digest)
@@ -129,7 +129,7 @@ def list_blobs(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int],
     if manifest.get("schemaVersion") == 1:
         raise TaskError(
             f"{what} has a manifest of version 1, which is not supported",
-            fix="skopeo copy docker://NAME oci:FOLDER, and name that: image:oci:FOLDER",
+            fix="skopeo copy docker://NAME oci:FOLDER, then name image:oci:FOLDER",
         )
     try:
         entries = [manifest["config"], *manifest["layers"]]

@@ -57,7 +57,7 @@ class LocalModel:
     folder: Path
     codec: Codec
     forks: tuple[str, ...]
-    """Kinds of conversations whose recorded ids cannot be extended, so that they are rendered again."""
+    """Kinds of conversations that are rendered again, because their recorded ids cannot be extended."""
     engine: EngineSpec
     needs: EngineNeeds = EngineNeeds()
     """What the run needs of the engine."""
@@ -183,9 +183,9 @@ class NamedPlan(ServingPlan):
             raise ConfigError(f"{key} applies to models that run here, not to a URL", fix=f"leave {key} out")
 
     def load_config(self, run: Path | None = None, *more: str) -> Config:
-        """Load settings from a TOML file, else from `settings_of`, else from `run`, else the command's defaults.
+        """Load settings from the first of: TOML file `name`, `settings_of`, `run`, shipped config, command's defaults.
 
-        All but the first come with the overrides `more`; those of a run may start no program (`load_policy`).
+        The overrides `more` apply to all but `name`; settings of a run may start no program (`load_policy`).
         """
         if is_toml(self.name):
             return configs.load_config(Path(self.name).expanduser(), self.overrides)
@@ -194,9 +194,9 @@ class NamedPlan(ServingPlan):
             return configs.load_config(self.settings_of, overrides)
         if (source_run := self.settings_of or run) is not None:
             return load_policy(source_run, overrides, self.use.used)
-        plain = configs.parse_options([*self.use.defaults, *overrides])
-        config = configs.validate_config(plain, self.use.command, self.overrides)
-        # a shipped model works with the agent it was trained with: the shipped config that trains it has its settings
+        options = configs.parse_options([*self.use.defaults, *overrides])
+        config = configs.validate_config(options, self.use.command, self.overrides)
+        # a shipped model works with the agent it was trained with, so use the shipped config that trains it
         training_configs = (
             path for path in configs.shipped_configs().values() if configs.load_config(path).model.path == self.name
         )

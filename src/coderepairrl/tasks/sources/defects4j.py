@@ -24,9 +24,9 @@ PROGRAM compile && PROGRAM test && echo 'RAN' && cat failing_tests
 
 
 class Defects4J(Benchmark):
-    """Defects4J 3.0.1: 854 bugs, and without `active` 10 deprecated ones (options: docs/guides/benchmarks.md).
+    """Defects4J 3.0.1: 854 bugs, and 10 deprecated ones unless `active` (options: docs/guides/benchmarks.md).
 
-    Checks need `program` or `image`. As upstream, workspaces have the repair's tests, so agents see them.
+    Checks need `program` or `image`. Like upstream's, workspaces have the repair's tests, so agents see them.
     """
 
     name = "defects4j"
@@ -95,7 +95,6 @@ def _read_defects4j_rows(root: Path) -> Iterator[Row]:
 
 
 def _read_defect_values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, str]) -> dict[str, Any]:
-    """Values of a row; upstream's patches add the bug."""
     trigger = folder / "trigger_tests" / str(bug)
     text = trigger.read_bytes().decode("utf-8", "surrogateescape") if trigger.is_file() else ""
     tests = [part.split("\n") for part in text.split("--- ")[1:]]  # "--- CLASS::METHOD", then the error
@@ -105,6 +104,7 @@ def _read_defect_values(folder: Path, bug: int, status: str, patch: Path, line: 
         "bug_id": bug,
         "status": status,
         "report_url": line.get("report.url", ""),
+        # upstream's patches add the bug
         "patch": reverse_patch(patch.read_bytes().decode("utf-8", "surrogateescape")),
         "trigger_tests": [{"test": lines[0].strip(), "error": _cut_stack_trace(lines[1:])} for lines in tests],
     }

@@ -107,8 +107,8 @@ Request = dict[str, Any]
 class Answer:
     """Scripted response to one request.
 
-    `calls` are ``(name, arguments)``, the arguments a mapping or raw text. `tokens` in `usage` is by default a quarter
-    of the characters.
+    `calls` are ``(name, arguments)``, the arguments a mapping or raw text. `tokens`, the total of ``usage``, is by
+    default a quarter of the characters.
     """
 
     text: str | None = None

@@ -20,7 +20,7 @@ from coderepairrl.protocols import Sandbox
 from coderepairrl.types import ToolCall
 
 SIGPIPE = 141
-"""128 + SIGPIPE: the reader of a pipe closed it, as in ``grep -r x . | head -3``."""
+"""Exit code 128 + SIGPIPE: a pipe's reader closed it, as in ``grep -r x . | head -3``."""
 
 # programs that exit with 1 if nothing matches
 _SEARCH = re.compile(r"(?:^|[\s|&;(])(?:[efz]?grep|rg|ag|ack)\s")
@@ -57,7 +57,7 @@ class Tools:
         self._head = b""  # the commit before the first command with "git" in it, which may move HEAD
 
     async def run(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result | None:
-        """Execute a tool, a command within `timeout` seconds; None if unknown."""
+        """Execute a tool (a command within `timeout` seconds); None if unknown."""
         if name == "shell":
             return await self.shell(arguments, timeout)
         return await self.apply_patch(arguments) if name == "apply_patch" else None
@@ -102,9 +102,9 @@ class Tools:
         return self._fail(self._texts.unreadable, path=path, problem=error.strerror or str(error))
 
     async def apply_patch(self, arguments: Mapping[str, Any], *, lines: bool = False) -> Result:
-        """Replace ``old_content`` in ``file_path``; an empty one fills a new or empty file.
+        """Replace ``old_content`` in ``file_path``; an empty ``old_content`` fills a new or empty file.
 
-        With `lines` both are whole lines (`patching.replace_lines`).
+        With `lines`, both contents are whole lines (`patching.replace_lines`).
         """
         path = arguments.get("file_path", arguments.get("file"))
         old = arguments.get("old_content", arguments.get("search"))
@@ -219,7 +219,7 @@ MONITORED = (
     "awk", "bash", "cat", "cd", "cp", "diff", "echo", "find", "git", "grep", "head", "ls", "mkdir",
     "mv", "pytest", "python", "python3", "rg", "rm", "sed", "sort", "tail", "tree", "wc", "xargs",
 )  # fmt: skip
-"""The 25 commands whose use is counted."""
+"""Commands whose use is counted."""
 
 WORDS = 10
 """Words of a command line that are read, so that a script in an argument is not counted."""
@@ -244,7 +244,7 @@ def command_names(cmd: str) -> tuple[str, ...]:
 
 
 def split_commands(cmd: str) -> list[list[str]]:
-    """Commands among a bash command line's first ten words, as their words.
+    """Commands among a bash command line's first ten words, as lists of words.
 
     >>> split_commands("cd src && LC_ALL=C grep -rn 'cat; rm' . | head -5")
     [['cd', 'src'], ['grep', '-rn', 'cat; rm', '.'], ['head', '-5']]
@@ -253,21 +253,21 @@ def split_commands(cmd: str) -> list[list[str]]:
     lexer.whitespace_split = True
     lexer.commenters = ""
     commands: list[list[str]] = []
-    starts = True
+    is_first_word = True
     words = 0
     try:
         for word in lexer:
             if _SEPARATORS.fullmatch(word):
-                starts = True
+                is_first_word = True
                 continue
             words += 1
             if words > WORDS:
                 break
-            if not starts:
+            if not is_first_word:
                 commands[-1].append(word)
             elif word not in _PREFIXES and not _ASSIGNMENT.match(word):
                 commands.append([word])
-                starts = False
+                is_first_word = False
     except ValueError:  # an unclosed quote: keep what was read before it
         pass
     return commands

@@ -51,7 +51,7 @@ async def copy_collected_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks)
 
 
 def _sanitize_archive(archive: bytes, name: str) -> bytes:
-    """Rewrite a hostile tar archive: only files, folders, and links to below their folder, of the entry `name`.
+    """Rewrite an untrusted tar archive: only the entry `name`, with files, folders, and links that lead downwards.
 
     Returns b"" without such entries. Raises TarError, KeyError, OSError, OverflowError, RecursionError, and ValueError
     for more than `_MAX_BYTES`.

@@ -19,8 +19,7 @@ _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@
 # first bytes of context lines; empty ones may have lost their space
 _CONTEXT = (b" ", b"", b"\r")
 _SIDES = (b"a/", b"b/")
-# git's diff.mnemonicPrefix has other prefixes, of which the two sides have different ones: c(ommit), i(ndex),
-# o(bject), w(orking tree)
+# prefixes of git's diff.mnemonicPrefix, different on the two sides: c(ommit), i(ndex), o(bject), w(orking tree)
 _MNEMONIC = re.compile(rb"diff --git \"?([ciow12]/)(.+?)\"? \"?(?!\1)([ciow12]/)\2\"?")
 
 
@@ -71,7 +70,7 @@ class FilePatch:
 
     @property
     def path(self) -> str:
-        """Name that identifies the file across patches: the old one, if any."""
+        """Name that identifies the file across patches: the old one, except for new files and copies."""
         return self.new if self.copied or not self.old else self.old
 
 

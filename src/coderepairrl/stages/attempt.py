@@ -24,7 +24,7 @@ from coderepairrl.types import AgentReport, Ending, Episode, Turn
 def plan_attempt(
     what: str, task_id: str, words: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
 ) -> AgentPlan:
-    """Plan an attempt at the task `task_id`, of any split, with the policy and settings of `crrl eval`.
+    """Plan an attempt at the task `task_id`, of any split; policy and settings are as for `crrl eval`.
 
     Raises as `plan_evaluations`, and `UsageError` for an unknown task, a missing policy, or an `output` with a run.
     """
@@ -40,7 +40,7 @@ def plan_attempt(
         if isinstance(select, dict) and not any(each.startswith("eval.split") for each in settings):
             # any task may be attempted, also those that the selection holds out
             options["select"] = {**{key: value for key, value in select.items() if key != "holdout"}, "split": "test"}
-        settings.append(f"eval.options={configs.to_inline(options)}")  # replaces options for the policy's tasks
+        settings.append(f"eval.options={configs.to_inline(options)}")  # instead of the options of the policy's config
     elif options:
         raise UsageError(f"{what} is not a task source, {min(options)} not a setting", fix="crrl config lists settings")
     settings += ["eval.attempts=1", "eval.tasks=0"]

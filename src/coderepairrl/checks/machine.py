@@ -20,7 +20,7 @@ from coderepairrl.sandbox.interpreter import install_command
 
 
 def examine_machine() -> list[Finding]:
-    """Findings about everything runs depend on."""
+    """Findings about all prerequisites of runs."""
     python = Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} at {sys.executable}")
     return [
         python,
@@ -34,7 +34,7 @@ def examine_machine() -> list[Finding]:
 
 
 def format_finding(finding: Finding) -> str:
-    """Format `finding`, with the fix of a failed one below."""
+    """Format `finding`, with its fix below if it failed."""
     mark = "ok  " if finding.ok else "FAIL" if finding.required else "no  "
     fix = f"\n      {'':<28} fix: {finding.fix}" if finding.fix and not finding.ok else ""
     name = finding.name if len(finding.name) <= 28 or not finding.detail else f"{finding.name}:"
@@ -54,7 +54,7 @@ def _package_findings() -> list[Finding]:
         try:
             findings.append(Finding(package, True, metadata.version(package)))
         except metadata.PackageNotFoundError:
-            detail = "not installed: models run and learn elsewhere, behind a URL"
+            detail = "not installed: models can only run elsewhere, behind a URL"
             findings.append(Finding(package, False, detail, install_extra("train"), required=False))
     return findings
 
@@ -71,17 +71,17 @@ def _isolation_finding(usable: Sequence[str]) -> Finding:
     try:
         choice = sandbox.choose_backend()
     except PrerequisiteError as error:
-        if named := [other for other in usable if other != "unsafe-local"]:
-            return Finding(name, True, f"only when named: sandbox={named[0]}")
+        if isolating := [other for other in usable if other != "unsafe-local"]:
+            return Finding(name, True, f"only when named: sandbox={isolating[0]}")
         return Finding(name, False, "none", error.fix)
     return Finding(name, True, f"{choice.name}, {choice.why}")
 
 
 def _memory_finding() -> Finding:
-    lines = Path("/proc/meminfo")
-    if not lines.exists():
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
         return Finding("memory", True, "unknown on this system", required=False)
-    available = next(line for line in lines.read_text().splitlines() if line.startswith("MemAvailable"))
+    available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
     gib = int(available.split()[1]) / (1 << 20)
     return Finding("memory", gib >= 2, f"{gib:.1f} GiB available", "close other programs: 2 GiB are needed")
 

@@ -64,7 +64,7 @@ class EpisodeRow:
     changed: int = 0  # `EpisodeRows.state` at its last change
 
     def cells(self) -> list[Any]:
-        """Values of `CELLS`, safe for JSON and HTML; pages only if not named as episode and group."""
+        """Values of `CELLS`, safe for JSON and HTML; an empty page name stands for the id."""
         pages = ["" if file_name(name) == name else file_name(name) for name in (self.id, self.group)]
         return [*(_make_cell_safe(getattr(self, name)) for name in _ROW_FIELDS), *pages]
 
@@ -87,12 +87,12 @@ class EpisodeRows:
     """Rows of the log that `follower` reads, in starting order."""
 
     def __init__(self, follower: Follower, *, one_advantage: bool = True) -> None:
-        """Without `one_advantage` (a value head), rows have none: it differs by token."""
+        """Without `one_advantage`, rows have no advantage: a value head's differ by token."""
         self.by_id: dict[str, EpisodeRow] = {}
         self.groups: dict[str, list[str]] = {}
         self.tasks: dict[str, list[str]] = {}
         self.consumed: dict[str, int] = {}
-        """Step that trained on an episode, by id."""
+        """Step that consumed an episode, by id."""
         self.trained: dict[str, bool] = {}
         """Whether a step trained on a consumed episode, by id, if advantages were logged."""
         self.state = 0
@@ -108,9 +108,9 @@ class EpisodeRows:
         self.evaluations: dict[tuple[str, int], tuple[float, Record]] = {}
         """Seconds in the last process, and `summarise_answers`, by (name, step)."""
         self.sessions: list[tuple[float, float]] = []
-        """Unix seconds from, to, of each process on the run."""
+        """Start and end (Unix seconds) of each process."""
         self.tries: Counter[tuple[str, int]] = Counter()
-        """Episodes by (group, attempt)."""
+        """Episode counts by (group, attempt)."""
         self.accounts = AccountBuilder()
         self._open_since: dict[tuple[str, int], float] = {}
         self.follower = follower

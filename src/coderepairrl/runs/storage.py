@@ -18,7 +18,7 @@ _THREADS = 8
 
 @contextmanager
 def replace_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
-    """Yield a temporary path, which is renamed to `path` on success, and deleted else. `synced`: with fsync before."""
+    """Yield a temporary path, renamed to `path` on success (after an fsync, if `synced`), otherwise deleted."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         yield temporary
@@ -41,7 +41,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     restore_old_folder(path)
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.unlink(missing_ok=True)  # a killed export of a file by the same name left it
+    temporary.unlink(missing_ok=True)  # left by a killed export to a file of this name
     temporary.mkdir()
     try:
         yield temporary

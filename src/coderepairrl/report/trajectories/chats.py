@@ -23,13 +23,13 @@ class Chat(NamedTuple):
 
 
 def list_chats(episode: Episode) -> list[Chat]:
-    """Conversations of `episode`: the last main one, versions that the client rewrote, side ones."""
+    """Conversations of `episode`: the last main one, earlier ones that the client rewrote, side ones."""
     ends = sorted(leaf_indices(episode.turns), key=lambda leaf: (leaf in episode.side, -leaf))
     return [Chat(messages_with_turns(episode.turns, leaf), leaf in episode.side) for leaf in ends]
 
 
 def has_secrets(chat: Chat) -> bool:
-    """Whether a text has a secret, so token ids encode it."""
+    """Whether a text has a secret, which token ids would reveal."""
     texts = (text for message, _ in chat.messages for text in _list_message_texts(message))
     return any(remove_secrets(text) != text for text in texts)
 

@@ -64,8 +64,8 @@ class Learner:
     """Learner of one or several processes, serving one request at a time.
 
     Methods raise `LearnerFault` when a process died or refused, `RunError` for failed reads and writes, `UsageError`
-    for a bad model or checkpoint, `PrerequisiteError` for a missing package or device. A cancelled request is
-    completed. All processes are killed when one dies or exceeds `patience` seconds.
+    for a bad model or checkpoint, `PrerequisiteError` for a missing package or device. A request completes even
+    if cancelled. All processes are killed when one dies or exceeds `patience` seconds.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Learner:
         self._patience = patience
         self._request_lock = asyncio.Lock()
         self.version = 0
-        """Number of batches so far."""
+        """Number of trained batches."""
         self.notices: list[str] = []
         """Notices on how the model is computed."""
 
@@ -165,7 +165,7 @@ class Learner:
         return self.version
 
     async def close(self, *, restarts: bool = False) -> None:
-        """End the processes; before a restart (`restarts`), torchrun replaces its own."""
+        """End the processes; with `restarts`, torchrun starts its own again."""
         for child in self._children:
             if isinstance(child, RemoteLearner) and not restarts:
                 await child.dismiss()
@@ -206,11 +206,11 @@ class Learner:
         return replies[0]["ok"]
 
     async def _receive_replies(self) -> list[Frame]:
-        # when a process dies, the others may report their own death for some seconds, then are killed
+        # when a process dies, the others have some seconds to report their own death, then are killed
         waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
         try:
             done, unfinished = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
-        except asyncio.CancelledError:  # out of patience
+        except asyncio.CancelledError:  # by the timeout
             for reply in waiting:
                 reply.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
@@ -223,8 +223,8 @@ class Learner:
             if reply in unfinished:
                 child.kill()
                 reply.cancel()
-        ended = await asyncio.gather(*waiting, return_exceptions=True)
-        deaths = [end for end in ended if isinstance(end, ChildDied)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        deaths = [result for result in results if isinstance(result, ChildDied)]
         raise deaths[0] if len(deaths) == 1 else ChildDied("\n".join(map(str, deaths)))
 
 

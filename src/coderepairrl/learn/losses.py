@@ -3,7 +3,7 @@
 A loss is ``- sum_t share_t objective(ratio_t, A)``; an algorithm chooses three parts and a baseline
 (`algorithms.RECIPES`). R rows, N trained tokens. Denominators (`LossScale`) are those of the whole batch.
 
-Sources are on that page; teacher: arXiv 2306.13649 (sampled tokens), arXiv 1503.02531 (collected ones).
+Sources: that page; for the teacher, arXiv 2306.13649 (sampled tokens), arXiv 1503.02531 (collected tokens).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio
 from coderepairrl.learn.values import Targets, value_loss
 
 CORRECTION_CAP = 2.0
-"""Largest weight (Yao et al. 2025)."""
+"""Largest importance weight (Yao et al. 2025)."""
 LOG_RATIO_LIMIT = 20.0
-"""Nats, as in verl; a ratio beyond has no gradient."""
+"""Nats, as in verl; a log ratio beyond has no gradient."""
 
 
 class Correction(NamedTuple):
@@ -37,8 +37,8 @@ class Correction(NamedTuple):
 def correct_mismatch(old_N: Tensor, recorded_N: Tensor) -> Correction:
     """Truncated importance weights, ``min(exp(old - recorded), CORRECTION_CAP)`` per token.
 
-    From the engine's policy to the learner's before the batch: Yao et al. 2025, TRL's ``token_truncate``. With
-    clipping, decoupled PPO (arXiv 2110.00641, arXiv 2505.24298).
+    They reweight from the engine's policy to the learner's before the batch: Yao et al. 2025, TRL's
+    ``token_truncate``. With clipping, decoupled PPO (arXiv 2110.00641, arXiv 2505.24298).
     """
     weight_N = torch.exp((old_N - recorded_N).detach())
     return Correction(weight_N.clamp(max=CORRECTION_CAP), weight_N > CORRECTION_CAP)
@@ -133,7 +133,7 @@ def policy_gradient_loss(trained: TrainedTokens, scale: LossScale, recipe: Recip
     else:
         advantage = trained.advantage_R if is_per_row else trained.advantage_R[trained.row_N]
     gain, low, high = OBJECTIVES[recipe.objective](ratio, advantage, trained, scale)
-    gain_N = gain.index_select(0, trained.row_N) if is_per_row else gain  # its backward pass adds in one order
+    gain_N = gain.index_select(0, trained.row_N) if is_per_row else gain  # index_select adds gradients in a fixed order
     if trained.correction_N is not None:
         gain_N = gain_N * trained.correction_N
     share_N = AGGREGATIONS[recipe.aggregation](trained, scale)

@@ -1,7 +1,7 @@
 """Forward pass: logprobs, divergences and values of trained tokens.
 
-The output head has float32 logits, even for bfloat16 models, where a logit of 20 is off by up to 0.06 (arXiv
-2506.13585, arXiv 2510.13786).
+The output head computes float32 logits, even for bfloat16 models: in bfloat16, a logit of 20 is off by up to 0.06
+(arXiv 2506.13585, arXiv 2510.13786).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TokenScores(NamedTuple):
 
     logp_N: Tensor
     likeliest_N: Tensor | None = None
-    """1.0 where the token is the likeliest, else 0.0; with a comparison."""
+    """1.0 where the token is the likeliest, else 0.0; only with `others`."""
     divergences: Mapping[str, Tensor] = MappingProxyType({})
     """Divergences (N), by model."""
     entropy_N: Tensor | None = None
@@ -129,7 +129,7 @@ class PackedModel(nn.Module):
         self.bf16 = bf16
         self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
         self.rows_only = False
-        """One row at a time."""
+        """Whether batches must be single rows."""
         probe.reset_dynamic_rope(model)
         if bf16:
             upcast_head(model.get_output_embeddings())  # type: ignore[no-untyped-call]
@@ -151,7 +151,7 @@ class PackedModel(nn.Module):
                     raise ValueError("a tree that is computed chunk by chunk has only logprobs")
                 weights = next((p for p in self.model.parameters() if p.requires_grad), None)
                 return TokenScores(cast(Any, _ChunkedLogprobs).apply(weights, self, batch, temperature, logits))
-            # not [at_N], whose backward pass adds up repeated prefixes in any order if there are threads
+            # not [at_N], whose backward pass adds up repeated positions in any order if there are threads
             hidden_ND = self.hidden(batch).index_select(0, batch.at_N)
             if states:
                 return hidden_ND
@@ -187,8 +187,8 @@ class PackedModel(nn.Module):
         parts: list[TokenScores] = []
         for at in range(0, len(hidden_ND), at_once):
             slice_N = slice(at, at + at_once)
-            some = {name: other._replace(hidden_ND=other.hidden_ND[slice_N]) for name, other in others.items()}
-            inputs = hidden_ND[slice_N], target_N[slice_N], temperature, some, with_entropy
+            others_slice = {name: other._replace(hidden_ND=other.hidden_ND[slice_N]) for name, other in others.items()}
+            inputs = hidden_ND[slice_N], target_N[slice_N], temperature, others_slice, with_entropy
             fits = len(hidden_ND) <= at_once
             part = self._compare(*inputs) if fits else checkpoint(self._compare, *inputs, use_reentrant=False)
             parts.append(cast(TokenScores, part))
@@ -245,7 +245,7 @@ class PackedModel(nn.Module):
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Logprobs of a tree, with the activations of one chunk in memory, and all keys and values."""
+    """Logprobs of a tree; memory holds all keys and values, but only one chunk's activations."""
 
     @staticmethod
     def forward(
@@ -269,7 +269,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 hidden_CD = packed.hidden(batch, spans, ctx.store)
                 at, index_N = _find_positions(batch, spans)
                 logp_N = packed.compute_logprobs(hidden_CD[at], batch.target_N[index_N], temperature, logits)
-            # the states as well: of a chunk without a trained token, keys and values still have a gradient
+            # from the states, too: keys and values have a gradient even in a chunk without trained tokens
             torch.autograd.backward((logp_N, hidden_CD), (gradient_N[index_N], torch.zeros_like(hidden_CD)))
         return (None,) * 5
 

@@ -29,7 +29,7 @@ THOUGHTS = (
 """Tags around thoughts; a tokenizer has at most one of these pairs."""
 
 SHORT = 48
-"""Characters up to which encodings are cached: templates repeat short texts."""
+"""Longest text whose encoding is cached, in characters: templates repeat short ones."""
 
 
 def _make_byte_alphabet() -> dict[str, int]:
@@ -76,7 +76,7 @@ class InertTokenizer:
         spec = {**spec, "truncation": None, "padding": None}  # left over from training
         try:
             self._full = Tokenizer.from_str(json.dumps(spec))
-        except Exception as error:  # the package raises no other class
+        except Exception as error:  # the package raises plain `Exception`
             raise ConfigError(
                 f"the tokenizer of {name} cannot be read: {error}",
                 fix="save or download it again; or it needs a newer package: pip install -U tokenizers",
@@ -121,7 +121,7 @@ class InertTokenizer:
 
     @contextmanager
     def limit_length(self, most: int | None) -> Iterator[None]:
-        """Make `encode` raise `TooLong` once texts must exceed `most` ids. Single thread, not reentrant."""
+        """Make `encode` raise `TooLong` once texts surely exceed `most` ids. Single thread, not reentrant."""
         self._limit, self._counted = most, 0
         try:
             yield
@@ -197,5 +197,5 @@ UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
 
 def list_step_types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
-    """Types of a tokenizer's step, or of its inner ones."""
+    """Types of a tokenizer's step, or of its `inner` ones."""
     return [str(part.get("type")) for part in (step or {}).get(inner, [step] if step else [])]

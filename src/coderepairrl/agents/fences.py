@@ -24,12 +24,12 @@ _WORD = re.compile(r"[\w./@+-]*\w")
 _PATH = re.compile(r"(?:[\w@+-][\w.@+-]*/)*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}")
 _NAME_CHARS = 250
 """Characters of a line that are searched for a file name."""
-_SHELLS = frozenset({"bash", "console", "output", "sh", "shell", "shell-session", "text", "txt", "diff"})
+_NOT_FILE_CODE = frozenset({"bash", "console", "output", "sh", "shell", "shell-session", "text", "txt", "diff"})
 """Languages of blocks that are no file's code, unless they name a file."""
-_LARGEST = 1 << 20
-"""Characters of a file or block that is parsed in this process, which all episodes share."""
-_MOST_PARSED = 1 << 22
-"""Characters of a file, times its blocks: it is parsed for each."""
+_MAX_CHARS = 1 << 20
+"""Most characters of a file or block: it is parsed in this process, which all episodes share."""
+_MAX_PARSED_CHARS = 1 << 22
+"""Most characters of a file, times its blocks: it is parsed for each."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Import = ast.Import | ast.ImportFrom
 _FUTURE = "from __future__ "
@@ -100,15 +100,15 @@ def group_by_file(
     if cut_off and not fences[-1].closed:
         raise Unreadable("the reply was cut off within a block")
     if form == "whole" and len(fences) > 1 and not fences[-1].closed and not fences[-1].text.strip():
-        raise Unreadable("a fence within a block ended it: a block with fences in it needs a longer one")
+        raise Unreadable("a fence within a block ended it: a block with fences in it needs longer outer ones")
     paths_by_name: dict[str, list[str]] = {}
     for path in paths:
         paths_by_name.setdefault(path.rpartition("/")[2], []).append(path)
     by_path: dict[str, list[tuple[bool, str]]] = {}  # whether the file's name heads the block, and its code
     has_unnamed = False
     for fence in fences:
-        path, code, headed = _find_named_file(fence, paths_by_name, new=form == "whole")
-        if fence.info.lower() in _SHELLS and not headed:
+        path, code, headed = _find_named_file(fence, paths_by_name, can_be_new=form == "whole")
+        if fence.info.lower() in _NOT_FILE_CODE and not headed:
             continue
         if path or only:
             by_path.setdefault(path or only, []).append((headed, code))
@@ -125,21 +125,23 @@ def group_by_file(
     return files
 
 
-def _find_named_file(fence: Fence, paths_by_name: Mapping[str, Sequence[str]], *, new: bool) -> tuple[str, str, bool]:
+def _find_named_file(
+    fence: Fence, paths_by_name: Mapping[str, Sequence[str]], *, can_be_new: bool
+) -> tuple[str, str, bool]:
     """Find the file that a block names in its info string, above it, or in its first line.
 
     Returns path, code, and whether the name stands alone.
     """
     first, _, rest = fence.text.partition("\n")
-    alone = fence.above[:_NAME_CHARS].strip("`*:# ")
+    heading = fence.above[:_NAME_CHARS].strip("`*:# ")
     if path := _match_paths(fence.info[:_NAME_CHARS], paths_by_name):
         return path, fence.text, True
     if path := _match_paths(fence.above[-_NAME_CHARS:], paths_by_name):
-        before = {word.strip("`*:#").lower() for word in alone.split()[:-1]}
+        before = {word.strip("`*:#").lower() for word in heading.split()[:-1]}
         return path, fence.text, before <= {"file", "filename", "path"}
     if first.startswith(("#", "//")) and (path := _match_path(first.strip("#/ ")[:_NAME_CHARS], paths_by_name)):
         return path, rest, True
-    return (alone, fence.text, True) if new and _PATH.fullmatch(alone) else ("", fence.text, False)
+    return (heading, fence.text, True) if can_be_new and _PATH.fullmatch(heading) else ("", fence.text, False)
 
 
 def _match_paths(text: str, paths_by_name: Mapping[str, Sequence[str]]) -> str:
@@ -238,7 +240,7 @@ def replace_functions(before: str, code: str) -> str:
 
 def replace_functions_by_block(before: str, codes: Sequence[str]) -> str:
     """Apply `replace_functions` per block. Raises `Unreadable` if none matches, and for too many."""
-    if len(before) * len(codes) > _MOST_PARSED:
+    if len(before) * len(codes) > _MAX_PARSED_CHARS:
         raise Unreadable(f"{len(codes)} blocks are too many for a file of that size")
     text, problems = before, []
     for code in codes:
@@ -252,7 +254,7 @@ def replace_functions_by_block(before: str, codes: Sequence[str]) -> str:
 
 
 def _replace_functions(before: str, code: str) -> str:
-    if max(len(before), len(code)) > _LARGEST or "\r" in before:
+    if max(len(before), len(code)) > _MAX_CHARS or "\r" in before:
         raise Unreadable("the file is too large, or has line ends that a block cannot express")
     try:
         file = ast.parse(before)
@@ -294,18 +296,18 @@ def _replace_functions(before: str, code: str) -> str:
 
 
 def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
-    """Parse code despite the wrong indentation of small models."""
+    """Parse code, even with small models' indentation errors."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n")
     depths = [len(_leading_blanks(line)) for line in lines[1:] if line.strip()]
-    # the first line as it is, as deep as the least deep of the others, and not indented
+    # the first line as it is, indented like the least indented of the others, and not indented
     firsts = lines[0], " " * min(depths, default=0) + lines[0].lstrip(), lines[0].lstrip()
     problem = ""
     for first in dict.fromkeys(firsts):
-        tried = [first, *lines[1:]]
-        text = "\n".join(tried)
+        candidate = [first, *lines[1:]]
+        text = "\n".join(candidate)
         try:
-            if not tried[0][:1].isspace():
-                return ast.parse(text), tried
+            if not candidate[0][:1].isspace():
+                return ast.parse(text), candidate
             [wrapper] = ast.parse(f"if 1:\n{text}").body
         except SyntaxError as error:
             problem = problem or str(error.msg)
@@ -315,7 +317,7 @@ def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
         assert isinstance(wrapper, ast.If)
         for statement in wrapper.body:
             ast.increment_lineno(statement, -1)
-        return ast.Module(wrapper.body, []), tried
+        return ast.Module(wrapper.body, []), candidate
     raise Unreadable(f"the block is not Python: {problem}")
 
 
@@ -373,15 +375,15 @@ def _match_definitions(
                 for each in matches
                 if each.decorators == definition.decorators and (is_one_name or definition.decorators)
             ]
-            twins = [each for each in block if each.name == definition.name]
+            same_name = [each for each in block if each.name == definition.name]
             if len(same_decorators) == 1:
                 matches = same_decorators
-            elif len(twins) == len(matches):  # in the same order
-                matches = [matches[[each is definition for each in twins].index(True)]]
+            elif len(same_name) == len(matches):  # in the same order
+                matches = [matches[[each is definition for each in same_name].index(True)]]
             else:
                 raise Unreadable(f"the file has {len(matches)} functions {definition.node.name}")
         if matches:
-            # of two that match the same function, the last one holds
+            # of two that match the same function, the last one wins
             targets = {at: pair for at, pair in targets.items() if pair[1] is not matches[0]}
             targets[number] = definition, matches[0]
     return targets
@@ -404,7 +406,7 @@ def _find_helpers(
 
 
 def _reindent(definition: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
-    """Indent the block's definition like the file's, whose decorators it keeps if it has none."""
+    """Indent the block's definition like `target`, and keep `target`'s decorators if it has none."""
     node, text = definition.node, list(lines[definition.start - 1 : definition.end])
     block_indent, file_indent = _leading_blanks(lines[node.lineno - 1]), _leading_blanks(old[target.node.lineno - 1])
     fixed_lines = _find_string_lines(definition)
@@ -536,7 +538,8 @@ def format_reply(form: Format, path: str, before: bytes, after: bytes) -> str:
     except (SyntaxError, Unreadable) as error:
         raise patching.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
     if result != new:
-        raise patching.Inexpressible(f"{path}: no {form} makes this change", fix="leave it out, or another format")
+        problem = f"{path}: format {form} cannot express this change"
+        raise patching.Inexpressible(problem, fix="leave it out, or another format")
     return f"{path}\n{fence_code(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
 
 

@@ -2,10 +2,11 @@
 
 Runs of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) are killed (SIGKILL) up to four times each and
 resumed to their end. A seed draws the moments. Each run must have the undisturbed one's weights after every step and
-files in its last checkpoint, and train every attempt once. No process may survive the controller's death, and no
-temporary folder, shared memory or control group the resumed run.
+files in its last checkpoint, and train every attempt once. No process may outlive the controller; no temporary folder,
+shared memory or control group may outlive the resumed run.
 
-With ``staleness`` steps depend on timing: a replay of the log must give the last checkpoint, and no sample be too old.
+With ``staleness``, steps depend on timing: instead, a replay of the log must give the last checkpoint, and no sample
+may be too old.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
 """`everything`: all processes at once; `gateway`: the controller during an episode."""
 EACH = "each"
 GONE = 3.0
-"""Seconds for all processes to end after the controller."""
+"""Seconds that processes may outlive the controller."""
 _KILLS_PER_RUN = 4
 _PATIENCE = 600.0  # seconds until a run that does not end is killed
 
@@ -141,7 +142,7 @@ class Kill:
     gone: float = 0.0
     """Seconds until the last process ended, except `half_started`."""
     orphans: list[str] = field(default_factory=list)
-    """Command lines of processes after `GONE` seconds."""
+    """Command lines of processes left after `GONE` seconds."""
     half_started: int = 0
     """Children of a bubblewrap killed at its start."""
     seconds: float = 0.0
@@ -164,7 +165,7 @@ async def examine_recovery(
             f"kills={kills}: the crash test takes one kill or more", fix=f"crrl check crash {victim} kills=6"
         )
     if sys.platform != "linux":
-        raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
+        raise PrerequisiteError("the crash test finds orphaned processes on Linux only", fix="run it on Linux")
     sandbox.make_backend(sandbox.choose_backend().name).require()
     require_train()
     rng = random.Random(seed)
@@ -172,11 +173,11 @@ async def examine_recovery(
         untouched = _Trial(work, "untouched", staleness)
         began = time.monotonic()
         if (code := await untouched.run()) != 0:
-            raise RunError(f"the undisturbed run ended with {code}: {untouched.last_words()}")
+            raise RunError(f"the undisturbed run ended with {code}: {untouched.read_last_lines()}")
         duration = time.monotonic() - began
         expected = RunResult.read(untouched.folder)
         trains = [bool(step["account"]["trained"]) for step in expected.steps]
-        trained = any(trains) if staleness else all(trains)  # which attempts make a step is a matter of chance then
+        trained = any(trains) if staleness else all(trains)  # stale: timing decides a step's attempts
         yield Finding("untouched", trained, f"{STEPS} steps in {duration:.1f} s, weights {expected.weights[:12]}")
         caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
 
@@ -203,16 +204,16 @@ async def examine_recovery(
         slowest = max(kill.gone for kill in done)
         orphans = sorted({words for kill in done for words in kill.orphans})
         half = sum(kill.half_started for kill in done)
-        late = [f"{half} of a bubblewrap that had just begun, with the next start"] if half else []
+        late = [f"{half} of a bubblewrap killed at its start, which the next run ends"] if half else []
         detail = "; ".join([f"{slowest:.2f} s after the controller at most", *late, *orphans])
         yield Finding("orphans end", slowest <= GONE, detail)
         if has_problems:
             failed = work.rename(work.with_name(f"{work.name}-failed"))
-            yield Finding("runs", False, f"those that went wrong are kept in {failed}")
+            yield Finding("runs", False, f"the failed ones are kept in {failed}")
 
 
 def _plan_kills(victim: str, kills: int, duration: float, rng: random.Random) -> list[Kill]:
-    """Spread kills over `duration`, sorted within a run; the last is the next."""
+    """Spread kills over `duration`, sorted within a run, to be popped from the end."""
     victims = VICTIMS if victim == EACH else (victim,)
     moments = [duration * (number + rng.random()) / kills for number in range(kills)]
     rng.shuffle(moments)
@@ -239,7 +240,7 @@ async def _run_with_kills(trial: _Trial, planned: list[Kill], kills: int, earlie
     if not done and planned:  # the run was faster than the untouched one, or had no such process so late
         planned[-1].moment *= 0.8
     if code != 0:
-        trial.problems.append(f"it ended with {code}: {trial.last_words()}")
+        trial.problems.append(f"it ended with {code}: {trial.read_last_lines()}")
     return done
 
 
@@ -270,7 +271,7 @@ class _Trial:
         files = RunResult.read(self.folder).files
         shutil.rmtree(self.folder.checkpoints)
         if (code := await self.run()) != 0:
-            return [f"a replay of its log ended with {code}: {self.last_words()}"]
+            return [f"a replay of its log ended with {code}: {self.read_last_lines()}"]
         again = RunResult.read(self.folder).files
         return [] if again == files else ["a replay of its log gives a different last checkpoint"]
 
@@ -345,7 +346,7 @@ class _Trial:
         ]
         return [f"left: {remnant}" for remnant in remains]
 
-    def last_words(self) -> str:
+    def read_last_lines(self) -> str:
         return " / ".join(self.output.read_text(errors="replace").splitlines()[-5:])
 
 

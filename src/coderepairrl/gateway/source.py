@@ -49,7 +49,7 @@ class SampledReply:
         self._stops = frozenset(sampling.stop_ids)
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
-        """Sample until the engine ends, a stop string comes, or `deadline` (loop time) passes. Cancelling aborts.
+        """Sample until the engine ends, a stop string appears, or `deadline` (loop time) passes. Cancelling aborts.
 
         Raises `EngineFault`.
         """
@@ -164,13 +164,13 @@ class PolicySource:
             stop_ids=tuple(dict.fromkeys((*self.codec.stop_ids, *sampling.stop_ids))),
             stop=(*sampling.stop, *request.stop),
         )
-        reader = self.codec.stream(prompt, request.tools, stop=sampling.stop)
+        reply = self.codec.stream(prompt, request.tools, stop=sampling.stop)
         return SampledReply(
             self.engine,
             prompt,
             sampling,
             seed,
-            reader,
+            reply,
             cached=placement.cached,
             vocab_size=self.codec.vocab_size,
         )

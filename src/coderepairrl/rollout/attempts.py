@@ -30,7 +30,7 @@ AtEnd = Callable[[Sandbox, bytes], Awaitable[None]]
 class Attempt:
     """Result of an attempt.
 
-    `reason` is the limit that ended it, or the agent's failure or own account; if VOID, the fault's boundary.
+    `reason` is the limit that ended it, or the agent's failure or reported exit; if VOID, the fault's boundary.
     """
 
     ending: Ending
@@ -92,10 +92,10 @@ async def make_attempt(
         and agent.placement == "sandbox"
         and outcome.exit != "time"
         and not reached_model
-    ):  # the program is broken or misconfigured: a zero would blame a policy that was never asked
+    ):  # the program is broken or misconfigured: a reward of 0 would blame a policy that was never called
         message = f"agent {agent.name} ended without a call to the model: {outcome.log[-2000:].strip()}"
         outcome = AgentFault(message, printed=outcome.log)
-    # an agent that breaks after a reply may have been broken by it, which is a CRASH and scored; before, it is a fault
+    # an agent's failure after a reply may be caused by it: a CRASH, which is scored; before any reply, it is a fault
     agent_fault = outcome if isinstance(outcome, AgentFault) and not reached_model else None
     fault = session.fault or agent_fault or first_fault  # in the order of events
     if fault is not None:

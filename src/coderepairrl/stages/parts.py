@@ -126,7 +126,7 @@ def log_warnings(plan: Plan, progress: Progress) -> None:
 
 
 async def prepare_initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -> Path:
-    """Folder of the initial policy: the named one, or ``RUN/model`` with drawn, merged or rounded weights.
+    """Folder of the initial policy: the named one, or ``RUN/model`` with random, merged or rounded weights.
 
     ``RUN/model`` is made once, atomically.
     """
@@ -167,7 +167,7 @@ async def open_policy(
         engine = await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
         if config.engine.weights == "file":
             return engine
-        # not the method itself: the policy is made after the engine, and replaces a dead learner
+        # looked up at each call: the policy is made after the engine, and replaces a dead learner
         return StreamedEngine(engine, lambda *offer: policy.learner.send(*offer))
 
     async def learn(settings: LearnSettings) -> Learner:
@@ -175,7 +175,7 @@ async def open_policy(
 
     async def start_first() -> Engine:
         engine = await start_engine()
-        if config.engine.share_devices == "turns":  # the learner has the device until it is restored
+        if config.engine.share_devices == "turns":  # the learner has the device until `policy.restore`
             try:
                 await engine.sleep()
             except BaseException:

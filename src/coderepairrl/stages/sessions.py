@@ -21,7 +21,7 @@ _TRAINER_FIELDS = ("episode_id", "advantage")  # Fields of a sample that only it
 
 
 class _RequestModel(BaseModel):
-    """A client's request; defaults are the server's."""
+    """A client's request; None takes the server's value."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -36,7 +36,7 @@ class RequestedLimits(_RequestModel):
 
 
 class RequestedSampling(_RequestModel):
-    """`Sampling` of a session; with more than a temperature, nothing is trained on."""
+    """`Sampling` of a session; greedy or truncated (top-p, top-k, min-p) turns are not trained."""
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -172,7 +172,7 @@ def _make_episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCal
 
 
 CONVERSATIONS = 256
-"""Most open conversations; one more closes one without a turn, or the least recently used."""
+"""Most open conversations; another closes one without turns, else the least recently used."""
 _MAX_REQUESTS = 1 << 14  # Requests that `KeylessSessions` remembers; the oldest is forgotten first.
 
 
@@ -192,7 +192,7 @@ class KeylessSessions:
         self._closing: set[asyncio.Task[Any]] = set()
 
     def __call__(self, request: Mapping[str, Any], is_retry: bool) -> Session:
-        """Find or open the session for `request`, a body of any dialect; `is_retry`: as its client marks it."""
+        """Find or open the session for `request`, a body of any dialect; `is_retry`: its client says so."""
         messages = _request_messages(request)
         replies = [index for index, message in enumerate(messages) if _is_reply(message)]
         session = None
@@ -218,7 +218,7 @@ class KeylessSessions:
         return [each for each in sessions if each is not None and not each.is_spent]
 
     def _find_continued(self, messages: Sequence[Any], reply: Any) -> Session | None:
-        """The newest session with these messages and this reply, preferably not yet continued; else the newest."""
+        """The newest session with these messages, preferably with this reply and not yet continued after it."""
         sessions, text = self._find_same_requests(messages), _message_text(reply)
         replied, not_continued = list[Session](), list[Session]()
         for session in sessions:

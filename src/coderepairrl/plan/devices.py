@@ -1,6 +1,6 @@
-"""GPUs that the engine and the learner see, and the way of weights between them.
+"""GPUs that the engine and the learner see, and the route of weights between them.
 
-Numbers count among the visible GPUs, so that a scheduler's grant keeps its meaning.
+Numbers index the visible GPUs, so that a scheduler's allocation is respected.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def split_devices(config: Config, engine_uses_gpus: bool) -> DeviceSplit:
     check_gpu_settings(config, engine_uses_gpus)
     if config.train.listen:
         remote.parse_address(config.train.listen)
-    serving, learning = config.engine.devices, config.train.devices
+    engine_gpus, learner_gpus = config.engine.devices, config.train.devices
     visible_gpus = list_visible_gpus()
     chosen = DeviceSplit(
-        _device_environment("engine.devices", serving, visible_gpus),
-        _device_environment("train.devices", learning, visible_gpus),
+        _device_environment("engine.devices", engine_gpus, visible_gpus),
+        _device_environment("train.devices", learner_gpus, visible_gpus),
     )  # checked before they are compared
-    if visible_gpus and not learning and not config.train.listen and config.train.processes > len(visible_gpus):
+    if visible_gpus and not learner_gpus and not config.train.listen and config.train.processes > len(visible_gpus):
         raise ConfigError(
             f"train.processes={config.train.processes} take a GPU each, and {len(visible_gpus)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE_GPUS}= (empty)",
@@ -64,15 +64,15 @@ def require_secret(config: Config) -> None:
 
 def check_gpu_settings(config: Config, engine_uses_gpus: bool) -> None:
     """Raise `ConfigError` for GPU settings that are contradictory on any machine."""
-    serving, learning = config.engine.devices, config.train.devices
+    engine_gpus, learner_gpus = config.engine.devices, config.train.devices
     _check_engine_gpus(config, engine_uses_gpus)
-    if learning and len(learning) != config.train.processes:
+    if learner_gpus and len(learner_gpus) != config.train.processes:
         raise ConfigError(
-            f"train.devices={list(learning)} for train.processes={config.train.processes}",
+            f"train.devices={list(learner_gpus)} for train.processes={config.train.processes}",
             fix=f"each learner process takes one GPU: train.devices={_suggest_learner_gpus(config)}",
         )
-    _check_distinct_gpus("train.devices", learning)
-    _check_separate_gpus(config, set(serving) & set(learning))
+    _check_distinct_gpus("train.devices", learner_gpus)
+    _check_separate_gpus(config, set(engine_gpus) & set(learner_gpus))
 
 
 def _check_engine_gpus(config: Config, engine_uses_gpus: bool) -> None:
@@ -158,7 +158,7 @@ def check_route(config: Config, engine: EngineSpec) -> None:
         )
     if config.train.lora is not None and engine.capabilities.adapter_rank:
         raise ConfigError(
-            f"engine.weights={route} is for full weights, and adapters are sent, which are small files",
+            f"engine.weights={route} is for full weights, and here adapters are sent, which are small files",
             fix="leave engine.weights out, or set engine.options.lora_rank=0 to send merged weights",
         )
     if route == "nccl" and not list_visible_gpus():
@@ -169,7 +169,7 @@ def check_route(config: Config, engine: EngineSpec) -> None:
     if route == "nccl" and config.engine.share_devices:
         raise ConfigError(
             "engine.weights=nccl with engine.share_devices: NCCL wants a GPU for each process",
-            fix="engine.weights=file, or part them with engine.devices and train.devices",
+            fix="engine.weights=file, or different GPUs in engine.devices and train.devices",
         )
 
 
@@ -198,7 +198,7 @@ def _device_environment(key: str, devices: Sequence[int], visible: Sequence[str]
     if missing := [number for number in devices if number >= len(visible)]:
         raise ConfigError(
             f"{key}={list(devices)}: there is no GPU {missing[0]}; {len(visible)} are visible here",
-            fix=f"they count from 0 among this machine's GPUs, or of {VISIBLE_GPUS} if that is set;"
+            fix=f"numbers count from 0 among this machine's GPUs, or those in {VISIBLE_GPUS} if it is set;"
             f" {key}=[] names none",
         )
     return {VISIBLE_GPUS: ",".join(visible[number] for number in devices)} if devices else {}

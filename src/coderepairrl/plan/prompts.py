@@ -71,15 +71,15 @@ def drop_too_long(
     Raises `ConfigError` if a source loses all its tasks, and as `check_prompts`.
     """
     kept = []
-    for share in sources:
-        groups = group_by_kind(kinds, share.tasks).items()
+    for source in sources:
+        groups = group_by_kind(kinds, source.tasks).items()
         too_long = {
             task.id for kind, group in groups for task in _FirstRequests(config, model, kind, kinds).too_long(group)
         }
-        tasks = tuple(task for task in share.tasks if task.id not in too_long)
+        tasks = tuple(task for task in source.tasks if task.id not in too_long)
         if not tasks:
-            check_prompts(config, model, kinds, share.tasks)  # raises
-        kept.append(replace(share, tasks=tasks))
+            check_prompts(config, model, kinds, source.tasks)  # raises
+        kept.append(replace(source, tasks=tasks))
     return tuple(kept)
 
 
@@ -144,7 +144,7 @@ class _FirstRequests:
         return sum(len(_encode_prompt(str(message.get("content") or ""))) for message in messages)
 
     def make_error(self, task: Task, longest: LongestPrompt, count: int) -> ConfigError:
-        """Error for `task`, the `longest` of `count` prompts."""
+        """Error for `task`, the `longest` of `count` too long prompts."""
         agent, tokens_before = self.terms.agent.name, self.count(replace(task, prompt=""))
         episode = f"an episode may have {self.most:,} ({self.limit})"
         shorter = self.shorten_agent(task)
@@ -170,7 +170,7 @@ class _FirstRequests:
         )
 
     def shorten_agent(self, task: Task) -> str:
-        """Settings of the agent that leave room for a reply to `task`, the longest; empty without such."""
+        """Suggest compact agent settings that leave room for a reply to `task`; else empty."""
         if not isinstance(self.terms.agent, Nano):
             return ""
         agent = copy.copy(self.terms.agent)

@@ -29,8 +29,8 @@ OpenModel = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySourc
 async def open_model(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
     """A running reply source for the model of `plan`: a supervised engine, or the remote endpoint.
 
-    Adapters are version 1, or merged into a temporary copy if the engine takes none. Raises `UsageError` for an unknown
-    remote model, `EngineFault` and `RemoteFault`.
+    Adapters are loaded as version 1, or merged into a temporary copy if the engine takes none. Raises `UsageError` for
+    an unknown remote model, `EngineFault` and `RemoteFault`.
     """
     model, config = plan.model, plan.config
     if isinstance(model, RemoteModel):
@@ -80,15 +80,15 @@ def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[ModelGro
             "--jobs measures several policies at once, and rollout.executor=ray one at a time",
             fix="leave --jobs out, and raise rollout.concurrency for more attempts at a time",
         )
-    shared_groups, alone, left = list[ModelGroup](), list[int](), list(range(len(plans)))
-    while left:
-        group = [each for each in left if each == left[0] or _has_same_weights(plans[left[0]], plans[each])]
+    shared_groups, alone, rest = list[ModelGroup](), list[int](), list(range(len(plans)))
+    while rest:
+        group = [each for each in rest if each == rest[0] or _has_same_weights(plans[rest[0]], plans[each])]
         if _can_share([plans[each] for each in group]):
             shared_groups.append(ModelGroup(tuple(group), at_once, shared=True))
         else:
             group = group[:1]
             alone += group
-        left = [each for each in left if each not in group]
+        rest = [each for each in rest if each not in group]
     concurrent = [each for each in alone if at_once > 1 and not plans[each].model.capabilities.is_exclusive]
     one_by_one = [each for each in alone if each not in concurrent]
     return [

@@ -36,7 +36,7 @@ from coderepairrl.sandbox.interpreter import install_command
 
 Say = Callable[[str], None]
 GROWTH = 3
-"""Size of a layer over its compressed one: 2.2 to 2.9 for images of Debian with Python, conda included."""
+"""Ratio of a layer's unpacked to compressed size: 2.2 to 2.9 for images of Debian with Python, conda included."""
 SPARE = 256 << 20  # bytes of the disk, left to other programs
 _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?/")
 _RETRY_FIX = "run it again: what was fetched is kept"
@@ -113,7 +113,7 @@ def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, w
     if reference.digest:
         matching = [entry for entry in entries if entry.get("digest") == reference.digest]
         if not matching and (blobs / reference.digest.replace(":", "/")).is_file():
-            matching = [{"digest": reference.digest}]  # named by a list only, or by nothing
+            matching = [{"digest": reference.digest}]  # listed only in a nested list, or not at all
     elif reference.transport == "oci" and not reference.tag:
         matching = entries
     else:
@@ -148,7 +148,7 @@ def _read_blob(blobs: Path, digest: str, where: str) -> bytes:
     path = blobs / digest.replace(":", "/")
     data = _read_blob_file(path, where)
     if digest_bytes(data) != digest:
-        raise TaskError(f"image {where}: {path} is corrupt: its SHA-256 is another", fix=f"remove it, and {_RETRY_FIX}")
+        raise TaskError(f"image {where}: {path} is corrupt: its SHA-256 differs", fix="remove it, and try again")
     return data
 
 
@@ -205,7 +205,7 @@ def _select_by_tag(listed: list[dict[str, Any]], reference: Reference) -> list[d
         return listed
     names = {reference.tag, f"{reference.name}:{reference.tag or 'latest'}"} - {""}
     tags = [(entry, set(entry.get("RepoTags") or ())) for entry in listed]
-    return [entry for entry, has in tags if names & (has | {tag.rpartition(":")[2] for tag in has})]
+    return [entry for entry, repo_tags in tags if names & (repo_tags | {tag.rpartition(":")[2] for tag in repo_tags})]
 
 
 def _read_member(archive: tarfile.TarFile, name: str) -> bytes:
@@ -288,7 +288,7 @@ def _skopeo_options(place: str, side: str) -> list[str]:
 
 
 def _run_skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> bytes:
-    """Run skopeo, inheriting descriptors `held`; returns its output."""
+    """Run skopeo, which inherits descriptors `held`; returns its output."""
     program = shutil.which("skopeo")
     if program is None:
         raise PrerequisiteError(

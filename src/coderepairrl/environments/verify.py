@@ -79,7 +79,7 @@ def share_equal_files(folder: Path) -> dict[tuple[int, int], str]:
                     status = spare.lstat()
                     spare.replace(path)
                     spare.unlink(missing_ok=True)  # renaming between two names of the same file does nothing
-                else:  # the pooled file was damaged, as digests of environments with it show
+                else:  # the pooled file was damaged; digests of environments that link it differ
                     spare.unlink()
                     spare.hardlink_to(path)
                     spare.replace(pooled)
@@ -127,16 +127,16 @@ def verify_states(tasks: Sequence[Task]) -> list[EnvironmentState]:
     places = (place for task in tasks for place in dict.fromkeys((task.workspace, task.checks.workspace)))
     images = Counter(place for place in places if place.startswith("image:"))
     results = []
-    for text, count in needed.items():
-        folder = environment_folder(text)
+    for environment, count in needed.items():
+        folder = environment_folder(environment)
         try:
             check_unchanged(folder)
             results.append(EnvironmentState(folder.name, "as built", count))
         except TaskError as error:
             state = "changed" if (folder / ENVIRONMENT_RECORD).is_file() else "missing"
             results.append(EnvironmentState(folder.name, state, count, error.fix))
-    for text, count in images.items():
-        where = text.removeprefix("image:")
+    for place, count in images.items():
+        where = place.removeprefix("image:")
         try:
             folder, image = find_image(where, sandbox_user())
             is_same = digest_tree(folder, hashes, IMAGE_RECORD) == image.digest

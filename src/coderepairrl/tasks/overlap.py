@@ -13,7 +13,7 @@ Key = TypeVar("Key")
 MIN_SIMILARITY = 0.8
 """Least Jaccard index of near-duplicates: of issues' word n-grams, of patches' changed lines."""
 _NGRAM_WORDS = 5
-_MIN_NGRAMS = 5  # of an issue that a text may quote
+_MIN_NGRAMS = 5  # issues with fewer are too short to be found in a text
 _MAX_SHOWN_PAIRS = 5
 _MAX_TASKS = 50
 """An n-gram or line that more tasks have, such as a licence's, does not make them candidates."""
@@ -62,7 +62,7 @@ def find_overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
 
 
 def find_quoting_texts(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
-    """Map names of `texts` with `MIN_SIMILARITY` of the n-grams of an issue to the task's id; ignores short issues."""
+    """Map names of texts quoting an issue (`MIN_SIMILARITY` of its n-grams) to its task's id; ignores short issues."""
     issues = {(task.id, number): _list_ngrams(task.prompt) for number, task in enumerate(tasks)}  # ids may repeat
     issues = {key: ngrams for key, ngrams in issues.items() if len(ngrams) >= _MIN_NGRAMS}
     keys_by_ngram = _index_parts(issues)

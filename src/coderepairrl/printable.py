@@ -1,4 +1,4 @@
-"""Untrusted text on its way to a terminal, log or page."""
+"""Untrusted text made safe for terminals, logs and pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USERINFO = re.compile(r"(?<=://)[^/?#\s@]+@")  # ``user:password@`` after the s
 
 
 def visible(text: str) -> str:
-    r"""Write out characters that would command, hide, reorder or break text.
+    r"""Escape characters that control a terminal, or hide, reorder or break text.
 
     Terminal escapes (C0, C1), direction overrides, zero-width marks, line separators and lone surrogates show their
     symbols or code points; newlines and tabs stay.

@@ -178,7 +178,7 @@ class DiffLine(NamedTuple):
 
 
 def parse_diff_lines(patch: bytes) -> list[DiffLine]:
-    r"""Lines of a unified diff, with short object ids; a long one is cut, with a remark.
+    r"""Lines of a unified diff, with short object ids; a long diff is cut, with a remark.
 
     >>> [line.kind for line in parse_diff_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- a\n+b\n")]
     ['file', 'file', 'file', 'hunk', 'del', 'add']

@@ -79,7 +79,7 @@ async def read_sandbox_file(sandbox: Sandbox, path: str) -> bytes:
 
 @contextmanager
 def reward_faults(what: str, task: Task) -> Iterator[None]:
-    """Raise a `SandboxFault` as `RewardFault`: it came up in `what` of `task`."""
+    """Raise a `SandboxFault` in `what` of `task` as `RewardFault`."""
     try:
         yield
     except SandboxFault as fault:
@@ -110,7 +110,7 @@ def read_last_reply(episode: Episode) -> str:
     return f"<think>\n{thought.strip()}\n</think>\n{text.lstrip()}" if thought else str(text)
 
 
-# A stated confidence, which some models add unasked. Possessive, since policies could make a pattern backtrack.
+# A stated confidence, which some models add unasked. Possessive quantifiers keep replies from causing backtracking.
 _CONFIDENCE = re.compile(r"<confidence>\s*+\d++(?:\.\d++)?+\s*+%?+\s*+</confidence>")
 _SURROUNDING = " \t\n\r*`'\"."
 

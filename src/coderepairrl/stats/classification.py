@@ -35,7 +35,7 @@ class LabelAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PerClass:
-    """One class. 0 / 0 is None."""
+    """Scores of a class; None for 0 / 0."""
 
     support: int
     precision: Interval | None
@@ -64,7 +64,7 @@ class Classification:
 
 
 OTHER, NONE = "(other)", "(none)"
-"""Labels in a confusion matrix: no class, and no label."""
+"""Labels in a confusion matrix: not a class, and no label."""
 
 
 def classify(answers: Sequence[LabelAnswer]) -> Classification:
@@ -97,7 +97,7 @@ def classify(answers: Sequence[LabelAnswer]) -> Classification:
 
 
 def macro_f1(means: Array) -> Array:
-    """Compute macro-F1 from means of right, given and wanted labels per class, ``(3 classes, draws)``."""
+    """Compute macro-F1 from means of right, given and wanted labels per class, ``(3 * classes, draws)``."""
     right, given, wanted = np.split(means, 3)
     total = given + wanted
     f1 = np.divide(2 * right, total, out=np.zeros_like(right), where=total > 0)

@@ -1,4 +1,4 @@
-"""Preparation of images, in parallel; then no network is needed."""
+"""Preparation of images, in parallel; later uses need no network."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def _check_space(offers: Mapping[str, Offer], home: Path, say: Say) -> None:
         return
     to_fetch = {digest: size for offer in offers.values() for digest, size in offer.missing.items()}
     layers = {digest: size for offer in offers.values() for digest, size in offer.layers.items()}
-    fetched, need = sum(to_fetch.values()), sum(to_fetch.values()) + sum(layers.values())
+    fetch_bytes, disk_bytes = sum(to_fetch.values()), sum(to_fetch.values()) + sum(layers.values())
     summary = format_count(len(offers), "image")
-    say(f"{summary}: {fetched >> 20} MiB to fetch, about {need >> 20} MiB of disk in all, in {home}")
+    say(f"{summary}: {fetch_bytes >> 20} MiB to fetch, about {disk_bytes >> 20} MiB of disk in all, in {home}")
     if hub := sum(offer.hub for offer in offers.values()):
         say(
             f"{format_count(hub, 'image')} from Docker Hub, which allows 100 pulls in six hours without login (as of"
             " 2025; an image can count as two or three): skopeo login docker.io"
         )
-    check_room(home, need, summary)
+    check_room(home, disk_bytes, summary)
 
 
 def _look_up(name: str, user: int | None, offered: Path | None) -> Offer:
@@ -125,7 +125,7 @@ def _prepare_image(name: str, user: int | None, offered: Path | None, say: Say, 
 
 
 def _write_record(record: Path, pinned: str, image: str) -> None:
-    # by thread: images that are prepared at the same time may share a base, whose digest names the record
+    # one file per thread: images that are prepared at the same time may share a base, whose digest names the record
     unfinished = record.with_name(f".{record.name}.{os.getpid()}.{get_ident()}")
     unfinished.write_text(json.dumps({"pinned": pinned, "id": image}))
     unfinished.chmod(0o644)

@@ -35,9 +35,9 @@ OF_ATTEMPTS = (
     *("curriculum.easy_first", "curriculum.band", "curriculum.refill", "run.health"),
     *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )
-"""Settings with a meaning only for learning from attempts (more: `learn.settings.SAMPLED_ONLY`)."""
+"""Settings with a meaning only for learning from attempts (others: `learn.settings.SAMPLED_ONLY`)."""
 _NAMED_EXAMPLES = 3
-"""Unfit examples listed by name, of each sort."""
+"""Unfit examples listed by id, for each reason."""
 
 
 class ExampleRows(NamedTuple):
@@ -150,7 +150,7 @@ def format_unfit(unfit: dict[str, list[str]]) -> str:
 def count_steps(data: Data, examples: int) -> int:
     """Steps in `data.epochs` epochs; the last step may have fewer examples."""
     assert data.epochs is not None
-    return math.ceil(_count_passes(data.epochs, examples) / data.batch)
+    return math.ceil(_count_example_uses(data.epochs, examples) / data.batch)
 
 
 def count_seen(data: Data, examples: int, step: int) -> int:
@@ -160,7 +160,7 @@ def count_seen(data: Data, examples: int, step: int) -> int:
     [2, 3]
     """
     full = step * data.batch
-    return full if data.epochs is None else min(full, _count_passes(data.epochs, examples))
+    return full if data.epochs is None else min(full, _count_example_uses(data.epochs, examples))
 
 
 def list_step_examples(data: Data, examples: int, seed: int, step: int) -> list[int]:
@@ -177,7 +177,7 @@ def list_step_examples(data: Data, examples: int, seed: int, step: int) -> list[
     return [orders[at // examples][at % examples] for at in range(first, last)]
 
 
-def _count_passes(epochs: float, examples: int) -> int:
+def _count_example_uses(epochs: float, examples: int) -> int:
     return max(1, round(epochs * examples))
 
 
@@ -191,7 +191,7 @@ def _find_examples_file(name: str) -> Path:
 
 
 def _make_rows(example: Example, codec: Codec, digest: str) -> tuple[list[Row] | str, str]:
-    """Make an example's sequences, or say why it has none; and say why it was rendered."""
+    """Make an example's sequences, or say why it has none, and why it was rendered."""
     if example.exact and example.tokenizer == digest:
         return [Row(example.ids, example.trained)], ""
     cause = "of another tokenizer or template" if example.exact else "without tokens"
@@ -253,7 +253,7 @@ class ImitationPlan(PolicyPlan):
 
     @part
     def evaluation_plan(self) -> AgentPlan | None:
-        """Evaluations on tasks; None if no tasks are named, or none are due."""
+        """Evaluations on tasks; None if no tasks are named, or no evaluation is due."""
         if not self.has_evaluation:
             return None
         plan = EvaluationPlan(self)
@@ -263,7 +263,7 @@ class ImitationPlan(PolicyPlan):
 
     @part
     def config(self) -> Config:
-        """Configuration with what is measured, and with steps."""
+        """Configuration with the evaluated reward and steps."""
         return self.evaluation_plan.config if self.evaluation_plan else self.config_with_steps
 
     @part
@@ -326,7 +326,7 @@ def _check_sft_settings(config: Config) -> None:
 def _check_tasks_are_named(evaluation: Eval, has_evaluation: bool) -> None:
     if evaluation.is_due and evaluation != Eval() and not has_evaluation:
         raise ConfigError(
-            "settings of eval, and no tasks are named to evaluate on",
+            "eval is set, and no tasks are named to evaluate on",
             fix="eval.source=SOURCE (crrl tasks list), or leave eval out",
         )
 

@@ -1,4 +1,4 @@
-"""Parts of plans, each made once by a plain constructor; the errors of all are reported together."""
+"""Parts of plans, each made once on first use; the errors of all are reported together."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PlanParts:
         return not collect_errors([partial(getattr, self, name)])
 
     def replace(self, **parts: Any) -> Self:
-        """Copy, with other `parts`; parts already made from them stay."""
+        """Copy, with other `parts`; parts made from the old ones stay."""
         other = copy(self)
         other.results = self.results | parts
         return other

@@ -27,10 +27,10 @@ _SWITCHES = {
     "train.optimizer": ("adamw_8bit", "adamw"),
     "model.quantise": ("nf4", "none"),
 }
-"""Settings of the learner's memory: the value that saves some, and the other."""
+"""Settings that change the learner's memory: the value that saves some, and the other."""
 SettingsOf = Callable[[Config], LearnSettings]  # `plan.learner.make_learn_settings`, which imports this package
 REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
-"""Share of an H100's peak that a training step reached, by least number of parameters: of 14B, of 4B, of 0.6B."""
+"""Share of an H100's peak that a training step reached, by minimum parameters; measured with 14B, 4B, 0.6B."""
 PUBLISHED_PER_SECOND = 0.45 * GB
 """Bytes of new weights per second: a 0.6B model from an H100's learner (docs/measurements/performance.md)."""
 MOVED_PER_SECOND = 20 * GB
@@ -44,7 +44,7 @@ class DoesNotFit(ConfigError):
 
 
 class PlanChange(NamedTuple):
-    """One change, as overrides. At most one of a kind is made."""
+    """One change, as overrides; a suggestion has at most one per `kind`."""
 
     kind: str
     overrides: tuple[str, ...]
@@ -55,7 +55,7 @@ class PlanChange(NamedTuple):
 
 
 def check_memory(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
-    """Plan a run, to print. Raises `DoesNotFit`, with the nearest change that fits, and as `estimate_memory`."""
+    """Plan a run, to print. Raises `DoesNotFit` with the nearest change that fits, else as `estimate_memory`."""
     plan = estimate_memory(config, settings_of(config))
     if isinstance(plan, str):
         return {"memory": f"not planned: {plan}"}
@@ -91,7 +91,7 @@ def _is_saving(config: Config, switch: str) -> bool:
 
 
 def find_nearest_fit(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
-    """Overrides that make it fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
+    """Overrides that make the plan fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
     everything = list(_list_memory_changes(planned))
     same_gpus = [change for change in everything if not change.serving + change.learning]
     for candidates in (same_gpus, everything):
@@ -121,12 +121,12 @@ def _join_overrides(planned: Estimate, changes: Sequence[PlanChange]) -> tuple[s
 
 
 def _estimate_changed(planned: Estimate, overrides: tuple[str, ...], settings_of: SettingsOf) -> Estimate | None:
-    known = (f"gpu.memory_gb={planned.memory / GB}",) if planned.memory else ()  # the driver is asked once
+    gpu_memory = (f"gpu.memory_gb={planned.memory / GB}",) if planned.memory else ()  # the driver is asked once
     try:
-        changed = apply_overrides(planned.config, (*known, *overrides))
+        changed = apply_overrides(planned.config, (*gpu_memory, *overrides))
         engines.make_engine(changed.engine.name, **changed.engine.options)
         estimate = estimate_memory(changed, settings_of(changed))
-    except ConfigError:  # a change that contradicts another setting is none
+    except ConfigError:  # the change contradicts another setting
         return None
     return estimate if isinstance(estimate, Estimate) else None
 
@@ -193,7 +193,7 @@ class Rate(NamedTuple):
 
 
 def estimate_speed(planned: Estimate) -> dict[str, Any]:
-    """Step and run as ``--dry-run`` prints them."""
+    """Estimate step and run, as ``--dry-run`` prints."""
     config = planned.config
     rollout, plan = config.rollout, config.plan
     trained = rollout.tasks_per_step * rollout.group_size
@@ -218,9 +218,9 @@ def estimate_speed(planned: Estimate) -> dict[str, Any]:
     work = seconds["rollout_seconds"], seconds["learn_seconds"]
     overlap = rollout.max_staleness > 0 and not {*planned.serving} & {*planned.learning}
     step = (max(work) if overlap else sum(work)) + seconds["weights_seconds"] + seconds["switch_seconds"]
-    elsewhere = config.train.processes if config.train.listen else 0
+    gpus_elsewhere = config.train.processes if config.train.listen else 0
     hours = config.run.steps * step / 3600
-    gpus = len({*planned.serving, *planned.learning}) + elsewhere if planned.on_gpus else 1
+    gpus = len({*planned.serving, *planned.learning}) + gpus_elsewhere if planned.on_gpus else 1
     return {
         "step": {
             "episodes": episodes,
@@ -264,7 +264,7 @@ def _estimate_engine_rate(planned: Estimate, tokens: int, at_once: int) -> Rate 
     gpu, settings, memory = planned.config.gpu, planned.server.settings, planned.server.memory
     computing, reading = _find_reached_share(planned.model.active), _find_reached_share(planned.model.parameters)
     per_replica = at_once / settings.replicas
-    # a decoding step reads the weights and half of each episode's tokens; a sampled token comes with one of input
+    # a decoding step reads the weights and half of each episode's tokens; a sampled token comes with one input token
     read = memory.weights + per_replica * (memory.kv_token * tokens / 2 + memory.kv_sequence)
     flops = per_replica * 2 * 2 * planned.model.multiplied * settings.replicas / settings.gpus
     seconds = read / (gpu.bandwidth_gb * GB * reading) + flops / (gpu.tflops * 1e12 * computing)
@@ -294,7 +294,7 @@ def count_training_flops(planned: Estimate) -> float:
     """
     model, settings = planned.model, planned.settings
     recomputed = (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
-    # forward passes before the updates: of the reference, and for old logprobs, with which values come
+    # forward passes before the updates: one of the reference, one for old logprobs (and values)
     before = (settings.beta > 0) + (1 if settings.value_head else recomputed)
     extra = settings.gradient_checkpointing + before / settings.updates_per_batch
     passes = (2 if settings.lora else 3) + extra
@@ -304,14 +304,13 @@ def count_training_flops(planned: Estimate) -> float:
 
 
 def _count_published_bytes(planned: Estimate) -> int:
-    """Bytes of new weights."""
     return planned.trained * (2 if planned.settings.precision == "bf16" else 4)
 
 
-def _describe_limit(planned: Estimate, tokens: int, sequences: int) -> str:
+def _describe_limit(planned: Estimate, tokens: int, episode_tokens: int) -> str:
     rollout = planned.config.rollout
-    if tokens < sequences:
-        return f"rollout.seconds={rollout.seconds:g}: an episode gets to {tokens} of {sequences} tokens"
+    if tokens < episode_tokens:
+        return f"rollout.seconds={rollout.seconds:g}: an episode gets to {tokens} of {episode_tokens} tokens"
     return "" if planned.config.plan.tokens else f"rollout.tokens={rollout.tokens}"
 
 

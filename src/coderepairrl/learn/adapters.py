@@ -151,7 +151,7 @@ _OPTIONS = frozenset(("r", "lora_alpha", "target_modules", "base_model_name_or_p
                       "auto_mapping", "inference_mode", "lora_dropout", "task_type", "eva_config"))  # fmt: skip
 """Supported options of peft, and those without effect."""
 _NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of `init_lora_weights` that change nothing."""
+"""Values of `init_lora_weights` that keep base weights."""
 
 
 def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
@@ -162,7 +162,7 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
         return [name for name in linear if f".{name}".endswith(f".{target}")]
 
     targets = settings.targets
-    if targets == Lora().targets:  # the default: with those of linear attention, each if the model has it
+    if targets == Lora().targets:  # the default: adds those of linear attention, each if the model has it
         targets = tuple(name for name in (*targets, *LINEAR_ATTENTION) if find_layers(name))
     if missing := [target for target in targets or settings.targets if not find_layers(target)]:
         raise UsageError(
@@ -181,7 +181,7 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
 
 
 def attach_adapters(model: nn.Module, settings: Lora, seed: int = 0) -> None:
-    """Add adapters that add zero, and freeze the rest. `settings`: of `resolve_targets`."""
+    """Add adapters that add zero, and freeze the rest. `settings`: from `resolve_targets`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a ModuleList: for families whose layers differed in transformers 4, peft would replace the targets
@@ -244,7 +244,7 @@ def iter_served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]])
 
 @contextmanager
 def disable_adapters(model: nn.Module) -> Iterator[None]:
-    """Switch the adapters off, bit for bit."""
+    """Give the base model's outputs, bit for bit."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
         layer.scale_layer(0.0)

@@ -43,10 +43,10 @@ class Metrics:
     - ``loss``, ``grad_norm`` (before clipping), ``lr``: mean, mean and last over updates.
     - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: importance ratios per token or row; clipped fractions.
     - ``log_ratio_limited``: ratios cut at ``exp(20)``, ``exp(-20)``.
-    - ``kl``, ``entropy_exact``, ``teacher_kl``: means per trained token, with that term.
-    - ``accuracy``: share of likeliest tokens; with `sft` or a teacher.
-    - ``entropy`` (``nll`` for `sft`): minus the mean logprob of trained tokens before the update; of the first
-      minibatch with recorded old logprobs. So are the next four rows.
+    - ``kl``, ``entropy_exact``, ``teacher_kl``: means per trained token, if computed.
+    - ``accuracy``: share of tokens that were likeliest; with `sft` or a teacher.
+    - ``entropy`` (``nll`` for `sft`): minus the mean logprob of trained tokens before the update. With recorded
+      old logprobs, it and the next four rows are of the first minibatch.
     - ``mismatch_max``, ``mismatch_mean``: absolute difference from the engine's logprobs, tokens of these weights only.
     - ``behaviour_ratio_min``, ``behaviour_ratio_max``: learner over engine per token, uncorrected.
     - ``behaviour_kl``: k3 estimate of the engine's divergence from the learner, nats a token.

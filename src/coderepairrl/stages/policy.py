@@ -88,7 +88,7 @@ class LivePolicy:
         self._form: Form = "adapter" if self.adapters and self.config.train.lora is not None else "model"
         self._is_fresh = True  # the learner was just started, with this config
         self._takes_turns = self.config.engine.share_devices == "turns"
-        self._live: PublishedWeights | None = None
+        self._served: PublishedWeights | None = None
 
     @property
     def version(self) -> int:
@@ -162,7 +162,7 @@ class LivePolicy:
         (learner). Without samples, changes nothing.
         """
         if not batch.samples:
-            return {}, self._live.checksum if self._live else ""
+            return {}, self._served.checksum if self._served else ""
 
         async def update() -> tuple[dict[str, Any], str]:
             device_seconds = await self._switch_to_learner()
@@ -208,9 +208,9 @@ class LivePolicy:
         if self._takes_turns:
             wake = round((await self.engine.health()).get("wake_seconds", 0.0), 3)
             numbers |= {"put_away_seconds": round(offloaded - began, 3), "wake_seconds": wake, "moved_bytes": moved}
-        if self._live is not None and self._live.path != published.path:
-            shutil.rmtree(self._live.path, ignore_errors=True)
-        self._live = published
+        if self._served is not None and self._served.path != published.path:
+            shutil.rmtree(self._served.path, ignore_errors=True)
+        self._served = published
         return numbers
 
 

@@ -1,7 +1,7 @@
 """Transfer of weights from the learner to an engine's workers over gloo or NCCL.
 
 Imports no part of the project: it also runs in vLLM's Python. Both ends meet in the folder of an *offer*, a JSON list
-of tensors. Receivers hold all tensors until the last, so a broken transfer changes none.
+of tensors. Receivers apply tensors after the last arrives, so a broken transfer changes none.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ Logits match transformers to 1e-5 in fp32, and *a row's bits do not depend on ot
 prefixes, because:
 
 - MKL runs in its strict reproducible mode; otherwise processors with AMX sum in another order below 16 rows.
-- If that does not suffice (tested at the start), products have at least `MIN_ROWS` rows, attention a multiple of it.
+- If that does not suffice (tested at the start), products are padded to `MIN_ROWS` rows, attention to a multiple of it.
 - A query attends over its own keys, padded (masked) to a multiple of `KEYS`.
 
-Models of more than `PACK_BYTES` use oneDNN with prepacked matrices: 1.0 to 2.7 times as fast as MKL when few rows meet
-matrices beyond the cache. Fewer than `PACKED_ROWS` rows are padded.
+Models of more than `PACK_BYTES` use oneDNN with prepacked matrices: 1.0 to 2.7 times as fast as MKL for few rows and
+matrices larger than the cache. Fewer than `PACKED_ROWS` rows are padded.
 
-Neither library promises this; tests show it on x86-64 with AVX-512 and AVX2. Elsewhere last bits may differ, and the
-exam tolerates only ties.
+Neither library promises this; tests show it on x86-64 with AVX-512 and AVX2. Elsewhere last bits may differ, and
+`crrl check` tolerates only ties.
 
 A tensor's name ends with its axes: N rows (tokens), C hidden size, I inner size, O outputs, H heads, G queries per key
 head, D head size, R D/2 rotations, T cached positions, K keys, S slots, P pieces, M cache cells, V vocabulary.
@@ -38,16 +38,16 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # MKL reads it at the first pr
 KEYS = 64
 """Queries attend over a multiple of this number of keys."""
 PACK_BYTES = 2**25
-"""Bytes of weights beyond which they are packed: about the cache of a processor."""
+"""Bytes of weights beyond which a model is packed: about the cache of a processor."""
 PACKED_ROWS = 1 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 4
-"""Least rows of a packed product, which have the same bits as more. With AVX2 one row takes two thirds of the time of
+"""Fewest rows with which a packed product has the bits of more rows. With AVX2 one row takes two thirds of the time of
 four; on other processors one row is not measured."""
 
 
 def _find_least_rows() -> int:
     """Return 1 if products of few rows have the same bits as those of many, else 4."""
-    draw = torch.Generator().manual_seed(0)
-    rows_NC, weight_CC, cached_TC = (torch.randn(size, 64, generator=draw) for size in (32, 64, 5 * KEYS))
+    generator = torch.Generator().manual_seed(0)
+    rows_NC, weight_CC, cached_TC = (torch.randn(size, 64, generator=generator) for size in (32, 64, 5 * KEYS))
     for compute, other in ((linear, weight_CC), (_attend, cached_TC)):
         for size in (1, 3):
             parts = [compute(part, other) for part in torch.split(rows_NC, size)]
@@ -113,7 +113,7 @@ class Weights:
 
         def get_interleaved(name: str) -> Tensor:
             # RoPE rotates dimension i with i + D/2. Side by side they are the real and imaginary part of a complex
-            # number, and the rotation is one product. Queries and keys move alike, so their dot products stay.
+            # number, and the rotation is one product. Queries and keys are permuted alike: dot products stay the same.
             weight = get(name)
             halves = weight.view(-1, 2, config.head_dim // 2, *weight.shape[1:])
             return halves.transpose(1, 2).reshape(weight.shape)
@@ -188,7 +188,7 @@ class TinyModel:
             cache[target, :, :count] = cache[source, :, :count]
 
     def wipe(self, slot: int, count: int) -> None:
-        """Zero the first `count` tokens: leftovers of broken weights would poison masked sums."""
+        """Zero the first `count` tokens: NaNs of broken weights would spread through masked keys."""
         for cache in self._cache:
             cache[slot, :, :count] = 0.0
 
@@ -203,7 +203,7 @@ class TinyModel:
         config, rows = self.config, len(ids)
         eps, dim, queries = config.rms_norm_eps, config.head_dim, config.num_attention_heads
         rotated = queries + config.num_key_value_heads
-        attending = self._plan_attention(pieces)
+        attention = self._plan_attention(pieces)
         position_N, cell_M = self._locate_tokens(pieces)
         rotation_N1R = self._rotation_TR.index_select(0, position_N).unsqueeze(1)
         hidden_NC = weights.embed_VC.index_select(0, torch.tensor(ids))
@@ -224,8 +224,8 @@ class TinyModel:
                     return hidden_NC.new_empty(0, config.vocab_size)
                 picked = torch.tensor(output_rows)
                 hidden_NC, query_NHD = hidden_NC[picked], query_NHD[picked]
-                attending = self._plan_attention(_single_tokens(pieces, output_rows))
-            hidden_NC = hidden_NC + multiply_rows(self._attend(index, query_NHD, attending), layer.out)
+                attention = self._plan_attention(_single_tokens(pieces, output_rows))
+            hidden_NC = hidden_NC + multiply_rows(self._attend(index, query_NHD, attention), layer.out)
             normed_NC = rms_norm(hidden_NC, (config.hidden_size,), layer.norm_mlp, eps)
             gate_NI, up_NI = multiply_rows(normed_NC, layer.gate_up).chunk(2, dim=-1)
             hidden_NC = hidden_NC + multiply_rows(silu(gate_NI).mul_(up_NI), layer.down)
@@ -241,7 +241,7 @@ class TinyModel:
         return torch.from_numpy(position_N), torch.from_numpy(cell_NH).view(-1)
 
     def _plan_attention(self, pieces: Sequence[Piece]) -> AttentionPlan:
-        # the leading pieces of one token (`Scheduler.plan`) are joined to blocks
+        # the leading pieces of one token (`Scheduler.plan`) are joined into blocks
         first_long = next((at for at, piece in enumerate(pieces) if piece.size > 1), len(pieces))
         long: list[AttentionBlock] = []
         row = first_long
@@ -280,24 +280,24 @@ class TinyModel:
             hidden |= positions_K <= positions_P1 - self.config.window
         return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
-    def _attend(self, index: int, query_NHD: Tensor, attending: AttentionPlan) -> Tensor:
+    def _attend(self, index: int, query_NHD: Tensor, attention: AttentionPlan) -> Tensor:
         """Grouped-query attention; returns (N, heads * head_dim)."""
         heads, group, dim = self.config.num_key_value_heads, self._group, self.config.head_dim
         keys_SHTD, values_SHTD = self._cache[index].chunk(2, dim=1)
         outputs: list[Tensor] = []
         # the queries that share a key head become rows of one product
-        if attending.single:
-            query_NHGD = query_NHD[: attending.single[-1].rows.stop].view(-1, heads, group, dim)
+        if attention.single:
+            query_NHGD = query_NHD[: attention.single[-1].rows.stop].view(-1, heads, group, dim)
             if group % MIN_ROWS:
                 query_NHGD = pad(query_NHGD, (0, 0, 0, -group % MIN_ROWS))
             single_outputs = [
                 scaled_dot_product_attention(
                     query_NHGD[rows], keys_SHTD[slots, :, :keys], values_SHTD[slots, :, :keys], attn_mask=mask
                 )
-                for slots, rows, keys, mask in attending.single
+                for slots, rows, keys, mask in attention.single
             ]
             outputs.append(torch.cat(single_outputs)[:, :, :group].reshape(-1, heads * group * dim))
-        for slots, rows, keys, mask in attending.long:
+        for slots, rows, keys, mask in attention.long:
             query = query_NHD[rows].view(-1, heads, group, dim).transpose(0, 1).reshape(1, heads, -1, dim)
             size = query.shape[2]
             if size % MIN_ROWS:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from coderepairrl.agents.patching import Text
 from coderepairrl.printable import fence_code
 
-_DEFINES = re.compile(
+_DEFINITION = re.compile(
     r"^(?P<indent>[ \t]*)(?:(?:export|default|public|private|protected|internal|static|final|abstract|virtual|override|"
     r"async|pub(?:\([a-z]+\))?|unsafe|const|inline|open|suspend|sealed|data)\s+)*"
     r"(?:(?:class|def|func|function|fn|fun|interface|struct|enum|trait|impl|module|namespace|type|object|sub)\b\s*"
@@ -21,7 +21,7 @@ _DEFINES = re.compile(
     r"|(?:[A-Za-z_][\w<>\[\],:*&?]*\s+){1,4}[*&]?(?P<typed>[A-Za-z_][\w:~]*)\s*\([^;]*$)"
 )
 """A definition: by a keyword, or (C, Java) by types before a name with parameters."""
-_STATES = re.compile(
+_STATEMENT = re.compile(
     r"\s*(?:return|else|elif|if|for|while|switch|case|throw|raise|new|await|yield|assert|print|import|from|goto|delete|not)\b"
 )
 """Statements that look like a definition."""
@@ -109,14 +109,14 @@ def _parse_elements(lines: Sequence[str]) -> Iterable[Element]:
         depth = len(line) - len(line.lstrip())
         close(depth + 1 if _CLOSES.match(line[:_LONGEST_LINE]) else depth)
         last = number
-        if (match := _DEFINES.match(line[:_LONGEST_LINE])) and not _STATES.match(line):
+        if (match := _DEFINITION.match(line[:_LONGEST_LINE])) and not _STATEMENT.match(line):
             open_.append((depth, match["named"] or match["typed"], number))
     close(0)
     return sorted(elements, key=lambda each: each.first)
 
 
 def find_paths(answer: str, paths: Sequence[str]) -> list[str]:
-    """List `paths` in order of mention.
+    """List mentioned `paths`, in order.
 
     >>> find_paths("1. `src/a.py`\\n- b.py: because", ["b.py", "src/a.py", "c.py"])
     ['src/a.py', 'b.py']
@@ -128,7 +128,7 @@ def find_paths(answer: str, paths: Sequence[str]) -> list[str]:
 
 
 def find_elements(answer: str, sources: Sequence[Source]) -> list[Place]:
-    """Elements named in `answer`, in the last file named before, else in any.
+    """Elements named in `answer`, in the file named last before them, else any.
 
     >>> source = Source.parse("a.py", b"def f():\\n    pass\\n\\ndef g():\\n    pass\\n")
     >>> [(place.first, place.last) for place in find_elements("a.py: g", [source])]
@@ -218,6 +218,6 @@ def number_lines(place: Place) -> str:
 
 
 def format_excerpt(place: Place) -> str:
-    """Format lines verbatim, as a search must repeat them."""
+    """Format lines verbatim, as an edit must repeat them."""
     text = "".join(f"{line}\n" for line in place.lines)
     return f"{place.source.path}\n{fence_code(text)}"

@@ -100,7 +100,7 @@ class TemplateRenderer:
     ) -> list[int]:
         """Ids of a conversation. Raises ValueError if the template refuses it."""
         if self.format.one_call and any(len(message.get("tool_calls") or ()) > 1 for message in messages):
-            raise ValueError("a reply has one tool call at most, and its template would drop the others")
+            raise ValueError("a reply has several tool calls, and the chat template writes only one")
         try:
             text = self._apply_template(messages, tools or (), prompt=add_generation_prompt)
         except ConfigError as error:
@@ -150,7 +150,7 @@ class TemplateRenderer:
         return BridgedIds([*so_far, *after[end + 1 :]])
 
     def make_earlier_calls(self, count: int) -> tuple[Message, ...]:
-        """Reply with `count` calls, and results, if ids number calls."""
+        """Make `count` calls and their results, if ids number calls."""
         if not count or not self._call_ids:
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]

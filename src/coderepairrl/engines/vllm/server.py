@@ -41,10 +41,10 @@ _ROUTES = (
     "/update_weight_version",
 )
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
-"""Query of an address; a name may occur several times."""
+"""Query of a URL; a name may occur several times."""
 _GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
-    "VLLM_SERVER_DEV_MODE": "1",  # routes to pause, resume, reload: why the socket is private
+    "VLLM_SERVER_DEV_MODE": "1",  # adds routes to pause, resume, reload; hence a private socket
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -112,7 +112,7 @@ class VllmServer:
     ) -> Self:
         """Start a server and wait until it answers, on a Unix socket that only this user can open.
 
-        Raises `PrerequisiteError` without a supported vLLM, `ConfigError` for adapters without kernels, and
+        Raises `PrerequisiteError` without a supported vLLM, `ConfigError` for adapters in float32, and
         `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
         """
         package, version = find_installed_vllm(python, env)
@@ -174,7 +174,7 @@ class VllmServer:
         except (RequestRejected, ValueError, LookupError, TypeError):
             raise PrerequisiteError(
                 f"the server at {self.where} is not a vLLM server",
-                fix="is engine.options.url right? (docs/guides/engines.md)",
+                fix="correct engine.options.url (docs/guides/engines.md)",
             ) from None
         if missing:
             raise PrerequisiteError(
@@ -183,7 +183,7 @@ class VllmServer:
             )
 
     async def fetch_models(self) -> tuple[str, int, list[str]]:
-        """Name and context of its model, and its adapters' names. Raises `EngineFault` for an invalid answer."""
+        """Name and context length of its model, and adapters' names. Raises `EngineFault` for an invalid answer."""
         answer = await self.call("GET", "/v1/models")
         try:
             cards = json.loads(answer)["data"]
@@ -304,7 +304,7 @@ class VllmServer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def is_healthy(self) -> bool:
-        """Whether it answers, and is well."""
+        """Whether it answers that it is healthy."""
         try:
             async with self._session.get("/health") as response:
                 return response.status == 200

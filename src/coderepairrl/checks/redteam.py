@@ -166,7 +166,7 @@ async def run_attacks(
 ) -> list[AttackResult]:
     """Run attacks of `families` (default: all) on `backend`.
 
-    Family ``limits`` strains this host, too: use small ones (`TIGHT`). Raises `ConfigError` for a backend without
+    Family ``limits`` strains this host, too: use small limits (`TIGHT`). Raises `ConfigError` for a backend without
     isolation.
     """
     info = backend.info()
@@ -211,7 +211,7 @@ async def _run_control(attack: Attack, target: Target) -> bool | None:
     return None if attack.name in _NOT_EVERYWHERE else False
 
 
-# Lacking on some machines, or refused to everybody.
+# Targets that some machines lack, or refuse to everybody.
 _NOT_EVERYWHERE = frozenset((
     "the internet", "vsock", "io_uring_setup", "userfaultfd", "perf_event_open", "init_module", "delete_module",
     "kexec_load", "kexec_file_load", "userfaultfd by its device", "what runs when a control group is empty",

@@ -26,7 +26,7 @@ class PatchLines(TextReward):
     """Similarity of the changed lines (version 1), in [0, 1].
 
     A file is its removed lines R and added lines A, in old-file order, and its facts (`changes`). A line is its tokens,
-    with indentation where the language reads it.
+    with indentation where it has meaning.
 
     Lines x, y of n and m tokens with a longest common subsequence of c have similarity
 
@@ -52,8 +52,10 @@ class PatchLines(TextReward):
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """Reward of `patch`. Raises `MalformedPatch`."""
         oracle_files, patch_files = parse_patch(oracle), parse_patch(patch)
-        used = find_edit_classes(oracle_files, language)
-        patch_changes, oracle_changes = (read_changes(files, used, language) for files in (patch_files, oracle_files))
+        edit_classes = find_edit_classes(oracle_files, language)
+        patch_changes, oracle_changes = (
+            read_changes(files, edit_classes, language) for files in (patch_files, oracle_files)
+        )
         if not patch_changes or not oracle_changes:
             return 0.0
         both = patch_changes.keys() & oracle_changes.keys()
@@ -148,7 +150,7 @@ def compute_lcs_length(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _index_places(items: Sequence[object], wanted: set[object]) -> dict[object, int]:
-    """Integers whose bit i says whether ``items[i]`` is the item, by wanted item."""
+    """Map each wanted item to bits: bit i says whether ``items[i]`` equals it."""
     places_by_item: dict[object, list[int]] = {}
     for place, item in enumerate(items):
         if item in wanted:

@@ -38,9 +38,9 @@ _HUNK = re.compile(
 )
 # a header's file name, in quotes if it has special characters
 _FILE_NAME = re.compile(r"^(?:--- (\"?)a/|\+\+\+ (\"?)b/|rename (?:from|to) (\"?))([^\t\n]+)", re.MULTILINE)
-# of a file that may lack --- and +++: empty, binary, or with another mode alone
+# header of a file that may lack --- and +++: empty, binary, or with only its mode changed
 _HEADER_ONLY = re.compile(r"^diff --git (\"?)a/(.+)\1 \1b/\2\1\n(?:new|deleted|old|index|Binary|GIT)", re.MULTILINE)
-# consecutive header lines, whose rest an inverse patch exchanges
+# consecutive header lines, whose values an inverse patch swaps
 _LINE_PAIRS = (("--- ", "+++ "), ("old mode ", "new mode "), ("rename from ", "rename to "))
 _INVERSES = {"new file mode ": "deleted file mode ", "deleted file mode ": "new file mode "}
 _TEST_FOLDERS = {"test", "tests", "testsuite", "__tests__", "spec", "specs", "testdata", "test_data"}
@@ -99,7 +99,7 @@ def _unquote_name(quote: str, name: str) -> str:
 
 
 def detect_language(patch: bytes, default: str = "text") -> str:
-    r"""Programming language with most changed lines, else `default`. Headers are ``cpp`` if `patch` has C++ in it.
+    r"""Programming language with most changed lines, else `default`. ``.h`` files are ``cpp`` if `patch` has C++.
 
     >>> detect_language(b"--- a/x.md\n+++ b/x.md\n@@ -1 +1 @@\n-a\n+b\n--- a/x.go\n+++ b/x.go\n@@ -1 +1 @@\n-a\n+b\n")
     'go'
@@ -280,9 +280,9 @@ def _reverse_body(lines: list[str]) -> list[str]:
 
 
 def _reverse_header(line: str) -> str:
-    for this, that in _INVERSES.items():
-        if line.startswith(this):
-            return that + line[len(this) :]
+    for prefix, inverse in _INVERSES.items():
+        if line.startswith(prefix):
+            return inverse + line[len(prefix) :]
     if match := re.fullmatch(r"index ([0-9a-f]+)\.\.([0-9a-f]+)(.*)", line):
         return f"index {match[2]}..{match[1]}{match[3]}"
     return line
@@ -292,6 +292,6 @@ def _add_prefix(side: str, name: str) -> str:
     return f'"{side}{name[1:]}' if name.startswith('"') else side + name
 
 
-def _swap_prefix(name: str, this: str, that: str) -> str:
+def _swap_prefix(name: str, old: str, new: str) -> str:
     quote = name[: name.startswith('"')]
-    return quote + that + name[len(quote + this) :] if name.startswith(quote + this) else name
+    return quote + new + name[len(quote + old) :] if name.startswith(quote + old) else name

@@ -30,7 +30,7 @@ E = os.environ  # `probes` says what it holds
 
 
 def print_word() -> None:
-    """Print the word."""
+    """Print the secret word."""
     print(E["A"] + E["B"], flush=True)
 
 
@@ -85,7 +85,7 @@ def _list_mappings(pid: object, mark: str) -> list[tuple[int, int]]:
 
 
 def memory_of_holder() -> None:
-    """Find the word on another process' stack."""
+    """Find the word on another process's stack."""
     for low, high in _list_mappings(E["HOLDER"], "[stack]"):
         with open(f"/proc/{E['HOLDER']}/mem", "rb", 0) as memory:
             memory.seek(low)
@@ -94,7 +94,7 @@ def memory_of_holder() -> None:
 
 
 def limits_of_holder() -> None:
-    """Change another process' limits."""
+    """Change another process's limits."""
     resource.prlimit(int(E["HOLDER"]), resource.RLIMIT_CORE, (0, 0))
     print_word()
 
@@ -104,13 +104,13 @@ def limits_of_holder() -> None:
 
 def connect(family: str, address: str) -> None:
     """Connect to ``inet``, ``inet6`` (the host's loopback), ``unix``, ``abstract``."""
-    loopback: dict[str, tuple[socket.AddressFamily, Any]] = {
+    addresses: dict[str, tuple[socket.AddressFamily, Any]] = {
         "inet": (socket.AF_INET, ("127.0.0.1", address)),
         "inet6": (socket.AF_INET6, ("::ffff:127.0.0.1", address)),
         "unix": (socket.AF_UNIX, address),
         "abstract": (socket.AF_UNIX, "\0" + address),
     }
-    kind, where = loopback[family]
+    kind, where = addresses[family]
     if isinstance(where, tuple):
         where = (where[0], int(where[1]))
     with socket.socket(kind) as client:
@@ -194,7 +194,7 @@ def call(name: str) -> None:
 
 
 def priority_of_all() -> None:
-    """Raise the priority of all our user's processes; EACCES means it looked at each."""
+    """Raise the priority of all our user's processes; EACCES: the kernel looked at each."""
     setpriority = ctypes.CDLL(None, use_errno=True).setpriority
     if os.getuid() and setpriority(os.PRIO_USER, 0, -20) and ctypes.get_errno() == errno.EACCES:
         print_word()
@@ -233,7 +233,7 @@ def set_user_id() -> None:
         print_word()
 
 
-# -- the keeper: the parent, which runs commands and answers for them
+# -- the keeper: the parent, which runs commands and sends their results
 
 
 def kill_by_descriptors() -> None:
@@ -344,12 +344,12 @@ def daemon_of_threads() -> None:
 # -- limits: bounded, for use on a host; a limit raises OSError or MemoryError, or ends the process
 
 
-def _fork_children(status: Callable[[], object], count: int) -> list[int]:
+def _fork_children(action: Callable[[], object], count: int) -> list[int]:
     children = []
     for _ in range(count):
         if not (pid := os.fork()):
             try:
-                status()
+                action()
             except BaseException:
                 os._exit(1)
             os._exit(0)
@@ -448,7 +448,7 @@ def memory_that_is_shared() -> None:
 
 
 def memory_in_sockets() -> None:
-    """Take thrice the memory in the kernel, with few descriptors each."""
+    """Take thrice the memory in socket buffers, in several processes."""
 
     def hold() -> None:
         pairs, left = [], int(E["MEMORY"]) // 8
@@ -467,7 +467,7 @@ def memory_in_sockets() -> None:
 
 
 def fill(limit: str, where: str, deleted: str = "") -> None:
-    """Write 1 MiB beyond `limit` to files in `where`, perhaps `deleted`."""
+    """Write 1 MiB beyond `limit` to files in `where`, unlinked if `deleted`."""
     size = int(E[limit]) + (1 << 20)
     folder = tempfile.mkdtemp(dir=where)
     try:

@@ -200,12 +200,12 @@ def _atif_step_messages(step: Any) -> Iterator[Mapping[str, Any]]:
 def _format_atif_call(call: Mapping[str, Any]) -> str:
     # the inverse of `_convert_call_to_atif`: arguments that are no JSON object are exported as ``text``
     arguments = call.get("arguments")
-    if isinstance(arguments, Mapping) and list(arguments) == ["text"] and _is_other_json(arguments["text"]):
+    if isinstance(arguments, Mapping) and list(arguments) == ["text"] and _is_non_object_json(arguments["text"]):
         return str(arguments["text"])
     return json.dumps(arguments or {})
 
 
-def _is_other_json(written: Any) -> bool:
+def _is_non_object_json(written: Any) -> bool:
     try:
         return not isinstance(json.loads(written), dict)
     except (ValueError, TypeError, RecursionError):

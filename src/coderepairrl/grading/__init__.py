@@ -44,7 +44,7 @@ _APPLY_SECONDS = 60.0
 _DOES_NOT_APPLY_CODES = (1, 128)
 # names of sources and build scripts of compiled modules
 _COMPILED_SOURCE = re.compile(r"\.(pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp)(\.(in|tp|templ|tpl))?$|(^|/)setup\w*\.py$")
-# limit of all patterns of left out new files together, since a command line is bounded
+# limit of all patterns of excluded new files together, since a command line is bounded
 _PATTERN_CHARS = 1 << 16
 _SHOWN_CHARS = 200
 # limit of a command's parsed output. Beyond it no test has a result.
@@ -54,7 +54,7 @@ _MOST_SHOWN = 3
 
 CANNOT_RUN_CODES = (126, 127)
 """Exit codes of a shell and of the sandbox for an unusable and a missing program."""
-# hint, at the end of a check's output, that it may never have begun; the control decides (`rewards.tests`)
+# hint, at the end of a check's output, that it may never have begun; a control run decides (`rewards.tests`)
 _LACKS_PROGRAM = re.compile(
     r"No module named|not found|No such file or directory|can't open file|cannot find|could not find|not installed|"
     r"Permission denied|error while loading shared libraries",

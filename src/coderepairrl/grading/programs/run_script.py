@@ -1,9 +1,9 @@
-"""Run a script (``-c PROGRAM script.py ...``); print the word only after its last line or regular exit (`ends`)."""
+"""Run a script (``-c PROGRAM script.py ...``); print the random word after its last line or regular exit (`ends`)."""
 
 from coderepairrl.grading.programs.sources import read_sources
 
 ENDS, INTEGRITY, ORIGINS, WRITTEN = "", "", "", ""
-"""Replaced by the texts of these files, most of them run only if a script needs it."""
+"""Replaced by the texts of files of these names; most run only if a script needs them."""
 
 
 def _witness(read_sources, ends_text, integrity_text, origins_text, written_text):
@@ -40,13 +40,13 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
         """Call the function number `index` of `make_origin_finders`, loaded when first needed."""
         if "make_origin_finders" not in helpers:
             run(origins_text, helpers)
-        has_no_check_files = len(check_sources) == 1  # but the script
+        has_no_check_files = len(check_sources) == 1  # only the script
         make = helpers["make_origin_finders"]
         finders = make(root, check_sources, start_folder, True, has_no_check_files, [(script_file, code)])
         return finders[index](*arguments)
 
     def install_hook():
-        """Keep word and verdict out of reach until this frame's caller asks to print them."""
+        """Keep word and verdict out of reach until the caller asks to print them."""
         word, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         root = os.path.realpath(root)
         check_sources = read_sources(root, [os.path.join(start_folder, script), *files])
@@ -63,7 +63,7 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
         def print_verdict():
             label = find_changed() or find_changed_definition() or ("sys.exit" if sys.exit is not exit_function else "")
             replaced = any(script_globals.get(name) is not value for name, value in names.items())
-            label = label or ("the ends of the script" if replaced else "")
+            label = label or ("the script's exit functions" if replaced else "")
             if label:
                 problems.append("code under test changes " + label)
             write(*(2, ("\n" + problems[0]).encode()) if problems else (1, ("\n" + word).encode()))
@@ -108,7 +108,7 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
     if uses_unittest:
         seen = helpers["watch"](unittest, lambda *event: send(*event))
 
-        def recording(name):
+        def wrap_result_method(name):
             inherited = getattr(unittest.TestResult, name)
 
             def method(self, test, *rest):
@@ -119,13 +119,13 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
             setattr(unittest.TestResult, name, method)
 
         for name in ("addSkip", "addSuccess", "addExpectedFailure"):
-            recording(name)
+            wrap_result_method(name)
     send, root, check_sources = install_hook()
     del sys.argv[0]
     if not is_isolated:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     for each in ("read_sources", "find_rewritten", "ENDS", "INTEGRITY", "ORIGINS", "WRITTEN", "_witness"):
-        del script_globals[each]  # the script shall find none of them
+        del script_globals[each]  # hides them from the script
     script_globals.update(names, __file__=script)
     flush, quit, write = sys.stdout.flush, os._exit, os.write
     try:

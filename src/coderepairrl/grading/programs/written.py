@@ -5,7 +5,7 @@ def make_comparison(root, check_sources, start_folder, compile_file, skip=None, 
     """Make five functions that compare tests with `check_sources`, contents by path in the folder `root`.
 
     ``compile_file(file, config)`` returns a file's code as importlib or (with a config) pytest compiles it, or None.
-    `loader` is pytest's function that executes it, `skip` is `unittest.skip`, `main` the file of ``__main__``.
+    `loader` is pytest's function that executes a file, `skip` is `unittest.skip`, `main` the file of ``__main__``.
     """
     import importlib
     import os
@@ -13,7 +13,7 @@ def make_comparison(root, check_sources, start_folder, compile_file, skip=None, 
     import types
 
     lines_by_file, files_by_module, executed = {}, {}, {}
-    codes_by_path = {}  # of each file: lists of codes by the qualified name of a function or class
+    codes_by_name = {}  # of each file: lists of codes by the qualified name of a function or class
     has_hooks, execute_code = hasattr(sys, "addaudithook"), importlib._bootstrap._call_with_frames_removed.__code__
     for file in check_sources:
         name = (file[: -len("/__init__.py")] if file.endswith("/__init__.py") else file[:-3]).rpartition("/")[2]
@@ -59,7 +59,7 @@ def make_comparison(root, check_sources, start_folder, compile_file, skip=None, 
         return lines_by_file[file]
 
     def index_codes(file, module):
-        """Put codes of the definitions in `file` into `codes_by_path`; return whether `module` was executed from it."""
+        """Put codes of the definitions in `file` into `codes_by_name`; return whether `module` was executed from it."""
         executions = executed.get(file, ())
         if file == main or not (has_hooks or loader):
             executions = [(compile_file(file), vars(module), None)]
@@ -69,13 +69,13 @@ def make_comparison(root, check_sources, start_folder, compile_file, skip=None, 
             code for code, space, config in executions if space is vars(module) and code == compile_file(file, config)
         )
         executed_code = next(matching, None)
-        remaining, codes = [("", executed_code)] if executed_code else [], codes_by_path.setdefault(file, {})
+        remaining, codes = [("", executed_code)] if executed_code else [], codes_by_name.setdefault(file, {})
         while remaining:
-            path, outer = remaining.pop()
+            qualname, outer = remaining.pop()
             for code in list_inner(outer):
-                codes.setdefault(path + code.co_name, []).append(code)
+                codes.setdefault(qualname + code.co_name, []).append(code)
                 if not code.co_flags & 1:  # a class
-                    remaining.append((path + code.co_name + ".", code))
+                    remaining.append((qualname + code.co_name + ".", code))
         return executed_code is not None
 
     def list_codes(function):
@@ -100,33 +100,33 @@ def make_comparison(root, check_sources, start_folder, compile_file, skip=None, 
             decorators += [line.strip()] if line.lstrip().startswith("@") else []
         return decorators
 
-    def may_be_replaced(file, path, cls):
-        """Whether decorators or a metaclass may replace `file`'s function at `path`."""
-        codes = codes_by_path.get(file, {})
-        decorators = list_decorators(file, codes[path][0])
-        owner = path.rpartition(".")[0]
+    def may_be_replaced(file, qualname, cls):
+        """Whether decorators or a metaclass may replace `file`'s function named `qualname`."""
+        codes = codes_by_name.get(file, {})
+        decorators = list_decorators(file, codes[qualname][0])
+        owner = qualname.rpartition(".")[0]
         decorators += list_decorators(file, codes[owner][0]) if owner in codes else []
         has_plain_type = type(cls).__name__ in ("type", "ABCMeta")
         return not has_plain_type or not all(line.startswith(plain) for line in decorators)
 
-    def is_changed(function, file, path, cls=object):
-        """Whether `function` of `cls` differs from `file`'s at `path`."""
-        expected, codes = codes_by_path.get(file, {}).get(path, ()), list_codes(function)
+    def is_changed(function, file, qualname, cls=object):
+        """Whether `function` of `cls` differs from `file`'s named `qualname`."""
+        expected, codes = codes_by_name.get(file, {}).get(qualname, ()), list_codes(function)
         if not expected or any(code in expected for code in codes[:1]):
             return False
-        if path.rpartition(".")[2] + " =" in check_sources[file].decode("utf-8", "replace"):  # assigned by the file
+        if qualname.rpartition(".")[2] + " =" in check_sources[file].decode("utf-8", "replace"):  # assigned by the file
             return False
-        if not may_be_replaced(file, path, cls):
+        if not may_be_replaced(file, qualname, cls):
             return not any(code in skip_codes for code in codes[:1])
-        others = [code for each, listed in codes_by_path.get(file, {}).items() if each != path for code in listed]
+        others = [code for each, listed in codes_by_name.get(file, {}).items() if each != qualname for code in listed]
         return bool(codes) and not any(code in expected for code in codes) and codes[-1] in others
 
     def is_changed_test(cls, name, function, file=""):
         """Whether test `name` of a class, or of `file`, differs from the checks' files."""
         for each in getattr(cls, "__mro__", ()):
-            file, path = find_check_file(each.__module__), each.__qualname__ + "." + name
-            if file and path in codes_by_path.get(file, {}):
-                return is_changed(function, file, path, each)
+            file, qualname = find_check_file(each.__module__), each.__qualname__ + "." + name
+            if file and qualname in codes_by_name.get(file, {}):
+                return is_changed(function, file, qualname, each)
         return not cls and file in check_sources and file.endswith(".py") and is_changed(function, file, name)
 
     def find_changed_definition():
@@ -138,8 +138,8 @@ def make_comparison(root, check_sources, start_folder, compile_file, skip=None, 
             lines, space = list_lines(file), vars(module)
             if not index_codes(file, module):
                 return file[len(root) + 1 :]
-            for path, codes in codes_by_path.get(file, {}).items():
-                owner, _, name = path.rpartition(".")
+            for qualname, codes in codes_by_name.get(file, {}).items():
+                owner, _, name = qualname.rpartition(".")
                 line = lines[codes[0].co_firstlineno - 1]
                 if name.startswith(("<", "__")) or "." in owner or (not owner and line[:1].isspace()):
                     continue
@@ -148,13 +148,13 @@ def make_comparison(root, check_sources, start_folder, compile_file, skip=None, 
                     continue
                 members = vars(cls) if owner else space
                 if name in members:
-                    differs = codes[0].co_flags & 1 and is_changed(members[name], file, path, cls)
+                    differs = codes[0].co_flags & 1 and is_changed(members[name], file, qualname, cls)
                 else:  # unless it is defined on a condition, or deleted
                     differs = len(line) - len(line.lstrip()) < 5 and (not owner or name.startswith("test"))
-                    differs = differs and not may_be_replaced(file, path, cls)
+                    differs = differs and not may_be_replaced(file, qualname, cls)
                     differs = differs and not any(each.lstrip().startswith("del ") and name in each for each in lines)
                 if differs:
-                    return file[len(root) + 1 :] + ": " + path
+                    return file[len(root) + 1 :] + ": " + qualname
         return ""
 
     return record_execution, list_codes, list_all_codes, is_changed_test, find_changed_definition

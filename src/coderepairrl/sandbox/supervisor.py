@@ -119,10 +119,10 @@ def watch_limits(memory: int, threads: int) -> None:
         resident = count = 0
         for pid in pids:
             with contextlib.suppress(OSError):
-                # threads and resident pages, fields 20 and 24 of proc(5), of which the third follows the program's name
+                # threads and resident pages, fields 20 and 24 in proc(5); the list begins at field 3, after the name
                 fields = read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
                 count, resident = count + int(fields[17]), resident + page * int(fields[21])
-        if resident > memory:  # shared pages, counted once for each process
+        if resident > memory:  # it counts shared pages in each process; Pss divides them
             resident = 0
             for pid in pids:
                 with contextlib.suppress(OSError):

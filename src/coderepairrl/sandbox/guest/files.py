@@ -42,7 +42,7 @@ class Files:
         except FileNotFoundError:
             mode = 0
         if mode and not stat.S_ISREG(mode):
-            raise IsADirectoryError(21, "is a directory") if stat.S_ISDIR(mode) else PermissionError(13, "no file")
+            raise IsADirectoryError(21, "is a directory") if stat.S_ISDIR(mode) else PermissionError(13, "not a file")
         is_locked = mode and not mode & stat.S_IWUSR
         if is_locked:
             os.chmod(name, stat.S_IMODE(mode) | stat.S_IWUSR)
@@ -113,7 +113,7 @@ class Files:
     def _enter_without_links(self, path: str) -> tuple[str, int]:
         """Change to the folder of `path`, replacing links by folders; return name and mode to restore.
 
-        Removes the file if it is a link or has further names.
+        Removes the file if it is a link or has other hard links.
         """
         full = os.path.join(self.workdir, path)
         *folders, name = os.path.relpath(full, self.workdir).split("/")
@@ -203,7 +203,7 @@ class DiffWalk:
                     yield path, "120000"
                 elif stat.S_ISREG(mode):
                     yield path, "100755" if mode & stat.S_IXUSR else "100644"
-            folders += sorted(deeper, key=lambda each: each[0] in self.base_folders)  # base's come last, so next
+            folders += sorted(deeper, key=lambda each: each[0] in self.base_folders)  # base's last, to be popped next
 
     def _list_candidates(self, folder: str, mode: int) -> Iterator[tuple[str, int]]:
         full = os.path.join(self.root, folder)
@@ -236,7 +236,7 @@ class DiffWalk:
             return True
         if self.strays <= 0:
             return False
-        self.strays -= 1 + len(path) // LONG  # their names take memory
+        self.strays -= 1 + len(path) // LONG  # long paths take memory
         if self.strays <= 0:
             self.left_out.append("(more files than are looked at)")
         return not name.endswith(".pyc")
@@ -249,7 +249,7 @@ def read_git_content(path: str, mode: str, most: int) -> bytes | None:
             return None
         return os.fsencode(os.readlink(path)) if mode == "120000" else _read_file_content(path)
     except OSError as error:
-        if error.errno == 5:  # the disk, not the name
+        if error.errno == 5:  # EIO: the disk fails
             raise
     except MemoryError:
         pass

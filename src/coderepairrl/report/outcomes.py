@@ -50,7 +50,7 @@ class Outcomes:
     limits: Mapping[str, Any] | None = None
     """Limits of an attempt and its sandbox; None if unrecorded."""
     environments: Mapping[str, str] = field(default_factory=dict)
-    """Digests of environments by name, their kinds, and conditions of other programs; empty if unrecorded."""
+    """Digests of environments by name, their kinds, and `LogRow.condition`; empty if unrecorded."""
     tasks: Mapping[str, str] | None = None
     """Digests of the tasks' contents; None if unrecorded."""
     versions: Mapping[str, int] | None = None  # versions of the rewards behind the metric; None if unrecorded
@@ -393,13 +393,13 @@ def _slice_by_field(what: str, values: Mapping[str, str]) -> dict[str, frozenset
 
 
 def _find_reports(path: Path) -> list[Path]:
-    """Reports in a folder of SWE-bench's harness, or of a system in its `experiments`."""
+    """Reports in a folder of SWE-bench's harness, or of a system in ``SWE-bench/experiments``."""
     leaderboard = [path / name for name in ("results/results.json", "per_instance_details.json")]
     return [each for each in leaderboard if each.is_file()][:1] or sorted(path.rglob("*.json"))
 
 
 def _get_system_name(report: Path, path: Path) -> str:
-    """Name of the system by the folders of the harness or the leaderboard, else that of `path`."""
+    """Name of the system: that of its folder in the harness or leaderboard, else of `path`."""
     if report.name == "report.json" or report.parts[-2:] == ("results", "results.json"):
         return report.parent.parent.name
     return report.parent.name if report.name == "per_instance_details.json" else path.name.removesuffix(".json")

@@ -49,7 +49,7 @@ class Site:
             run.rows.update()
 
     def reports(self) -> list[Report]:
-        """Analyse the runs; name them apart, and note rewards whose versions differ."""
+        """Analyse the runs, with distinct names, and note rewards whose versions differ."""
         reports = [run.report() for run in self.runs.values()]
         names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
         longest = max(len(path.parts) for path in paths)

@@ -1,4 +1,4 @@
-"""95 % intervals for means, shares and paired differences, and a test, all by whole clusters.
+"""95 % intervals for means, shares and paired differences, and a sign-flip test, all by whole clusters.
 
 The variance of a mean is estimated from G clusters, as that of a ratio, with G / (G - 1), but never below that of
 independent values; quantiles are Student's with G - 1 degrees of freedom (Korn and Graubard 1998). Shares (means of
@@ -6,7 +6,7 @@ values in [0, 1]) have Wilson's score interval (1927), differences of two shares
 number of observations: p (1 - p) over the variance. These hold for few clusters and small p, unlike a percentile
 bootstrap (Dean and Pagano 2015; tests/stats/test_coverage.py), but not for rare shares of strongly clustered values.
 
-Equal shares count one observation per cluster. One cluster, and other equal values, are too few.
+Equal shares are one observation per cluster. One cluster, or equal values other than shares, are too few.
 
 Wilson 1927: J. Am. Stat. Assoc. 22, 209. Korn, Graubard 1998: Surv. Methodol. 24, 193. Tango 1998: Stat. Med. 17, 891.
 Dean, Pagano 2015: J. Surv. Stat. Methodol. 3, 484.
@@ -32,7 +32,7 @@ _FLIPS, _EXACT = 10_000, 12  # random sign flips; clusters up to which all are t
 _Z = NormalDist().inv_cdf(0.975)
 _ROUNDING = 1e-12
 ALIKE = 5e-4
-"""Difference up to which shares count as equal, as in print: an edit of a wrong place earns 1e-9."""
+"""Difference up to which shares count as equal, as they print alike: an edit in a wrong place earns 1e-9."""
 
 
 class Interval(NamedTuple):
@@ -144,12 +144,12 @@ def sign_flip_test(
     if len(sums) <= _EXACT:
         # all combinations: the bits of the numbers below 2^n
         bits = np.arange(1 << len(sums))[:, None] >> np.arange(len(sums)) & 1
-        observed = 0
+        extra_draws = 0
     else:
         bits = np.random.default_rng(seed).integers(0, 2, size=(_FLIPS, len(sums)))
-        observed = 1  # the observed signs count as one more draw
+        extra_draws = 1  # the observed signs count as one more draw
     flipped, rounding = np.abs((1 - 2 * bits) @ sums), 1e-9 * max(1.0, np.abs(sums).sum())
-    return float((observed + np.count_nonzero(flipped >= abs(sums.sum()) - rounding)) / (observed + len(bits)))
+    return float((extra_draws + np.count_nonzero(flipped >= abs(sums.sum()) - rounding)) / (extra_draws + len(bits)))
 
 
 def wilson_interval(successes: float, trials: float, quantile: float = _Z) -> Interval:
@@ -187,14 +187,14 @@ def tango_interval(lost: float, gained: float, pairs: float, quantile: float = _
 
 
 def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
-    """Variance of one pair's difference, given the likeliest probabilities for `d`.
+    """Variance of one pair's difference, given the maximum-likelihood probabilities for `d`.
 
     >>> tango_variance(0.0, 3, 9, 50) == 12 / 50
     True
     """
     linear = (2 * pairs + lost - gained) * d - lost - gained
     root = math.sqrt(max(0.0, linear * linear + 8 * pairs * lost * d * (1 - d)))
-    worse = (root - linear) / (4 * pairs)  # the likeliest probability of getting worse; of getting better: + d
+    worse = (root - linear) / (4 * pairs)  # maximum-likelihood probability; of getting better: worse + d
     return max(0.0, 2 * worse + d - d * d)
 
 
@@ -217,13 +217,13 @@ class Estimate(NamedTuple):
 def estimate_mean(values: Sequence[float], clusters: Sequence[Hashable], alike: float = 0.0) -> Estimate:
     """Mean of `values`, and its variance from whole `clusters`, at least that of independent values.
 
-    The variance is 0 if they differ by at most `alike` and rounding.
+    The variance is 0 if values differ by at most `alike` or rounding.
     """
     sums, counts = _sum_by_cluster(values, clusters)
     mean, size, number = math.fsum(values) / len(values), len(values), len(sums)
     if max(values) - min(values) <= max(alike, _ROUNDING * max(1.0, abs(mean))):
         return Estimate(mean, 0.0, number)
-    # exact sums, which do not depend on the order of the values: that in which episodes ended
+    # exact sums, which do not depend on the order of the values, in which episodes ended
     independent = math.fsum((value - mean) ** 2 for value in values)
     between = math.fsum((sums - mean * counts) ** 2) * number / max(1, number - 1)
     return Estimate(mean, max(independent, between) / size**2, number)
@@ -275,8 +275,8 @@ def _sum_by_cluster(
 def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
     """Median of `values`, one cluster label each.
 
-    The interval has every value v whose share of values up to v may be one half (Woodruff 1952, J. Am. Stat. Assoc. 47,
-    635; Francisco and Fuller 1991, Ann. Stat. 19, 454). Fewer than 4 clusters are too few.
+    Its interval holds each v where the interval of the share of values up to v contains 0.5 (Woodruff 1952, J. Am.
+    Stat. Assoc. 47, 635; Francisco and Fuller 1991, Ann. Stat. 19, 454). Fewer than 4 clusters are too few.
 
     >>> str(median_interval([float(v) for v in range(1, 100)], range(99)))
     '50.000 [40.000, 60.000]'
@@ -285,7 +285,7 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     """
     _check_numbers(values)
     middle, distinct = float(median(values)), sorted(set(values))
-    if len(set(clusters)) < 4 or len(distinct) < 2:  # all of 3 may well lie on one side of the median
+    if len(set(clusters)) < 4 or len(distinct) < 2:  # 3 clusters may well all lie on one side of the median
         return Interval(middle, None, None)
 
     def share_up_to(value: float) -> Interval:
@@ -304,7 +304,7 @@ QUOTES = {"-q": "quoted issues", "-u": "unquoted issues"}
 """Slices of mutants by the end of their ids."""
 _CLUSTERED_BY_FOLDER = (_MUTANTS, "primevul/", "sven/")
 _MOST_SLICES = 12
-"""Values above which a field makes no slices: they would be too small for an estimate."""
+"""Limit of distinct values: more slices would be too small for an estimate."""
 
 
 def cluster_episodes(episodes: Iterable[Episode]) -> dict[str, str]:

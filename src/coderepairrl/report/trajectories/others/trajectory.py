@@ -1,4 +1,4 @@
-"""Result of the readers: a conversation in the Chat Completions schema, and its task."""
+"""Result of this package's readers: a conversation in the Chat Completions schema, and its task."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Policy:
         return cast(Tensor, self.module(batch.to(self.device), states=True))
 
     def compute_compared(self, batch: MicroBatch, *, reverse: bool) -> ComparedModel:
-        """This model's states at `batch`."""
+        """This model, for `score`'s `others`."""
         return ComparedModel(self.compute_states(batch), self._packed.head, reverse)
 
     @property
@@ -188,7 +188,7 @@ class Policy:
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         if form == "adapter":
             return rounded
-        # constants as they are: a router's bias may be float32 in bfloat16, too
+        # constants keep their dtype: a router's bias may be float32 in a bfloat16 model
         return loading.convert_to_file_layout(self.model, chain(rounded, find_constants(self.model).items()))
 
     @property
@@ -204,7 +204,7 @@ class Policy:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
     def _checkpoint_layers(self) -> None:
-        # layers checkpoint only in training mode, where some apply dropout: they are in it except while they compute
+        # layers checkpoint only in training mode, where some apply dropout: it is off while they compute
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers or not self.model.supports_gradient_checkpointing:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Reply of a policy, parsed from ids at once or while sampled."""
+"""Reply of a policy, parsed from token ids at once or while sampled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Delta:
 class Markers:
     """Ids that structure a reply; tool calls lie between `call_open` and `call_close`.
 
-    A reply that starts with `held`, or its rest from `unopened` on, may be a tool call. With `at_end` streaming waits.
+    A reply that starts with `held`, its rest from `unopened` on, or any with `at_end` is streamed at the end.
     """
 
     stop: frozenset[int]
@@ -54,7 +54,7 @@ class Markers:
 
 
 EAGER = 64
-"""Tool calls passed on while sampling: each parses the whole output again."""
+"""Limit of tool calls streamed while sampling: each parses the whole output again."""
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -64,7 +64,7 @@ class _Mode(Enum):
     CONTENT = auto()
     CALLS = auto()
     HELD = auto()
-    """Depends on the end of the reply: streaming waits."""
+    """Known only at the reply's end: streaming waits."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ def _find_overlap(text: str, stop: str) -> int:
 class ReplyStream:
     """Parser of one output while it is sampled, which emits only certain text.
 
-    `stop` strings in the content (as in the OpenAI API) end the message: then `cut` is the number of the output's ids,
+    `stop` strings in the content (as in the OpenAI API) end the message: then `cut` is the number of ids up to there,
     and the caller must stop sampling.
     """
 

@@ -80,7 +80,8 @@ class AgentPlan(ServingPlan):
             backend = sandbox.make_backend(self.choice.name, binds, **self.raw_config.sandbox.options)
         except (ConfigError, CombinedError) as error:
             if not self.choice.fix:
-                raise  # else the options were meant for the stronger one
+                raise
+            # the options may be meant for the stronger sandbox, which does not work here
             raise combine_errors(
                 [ConfigError(f"{each} ({self.choice})", fix=each.fix) for each in error.problems]
             ) from error
@@ -89,7 +90,7 @@ class AgentPlan(ServingPlan):
 
     def _checks(self) -> list[Check]:
         return [
-            lambda: self.can_make("agents") or self.make_sandbox(()),  # with wrong agents, it is not made elsewhere
+            lambda: self.can_make("agents") or self.make_sandbox(()),  # else wrong agents would hide its errors
             lambda: make_each(
                 lambda agent: sandbox.check_agent(self.choice, agent.name, agent.not_in), self.agents.values()
             ),
@@ -100,7 +101,7 @@ class JudgedPlan(AgentPlan):
     """Attempts that rewards judge, by kind of task."""
 
     learns: bool
-    """Whether attempts are made to learn from, not for evaluations alone."""
+    """Whether the model learns from attempts; else all are evaluations."""
 
     @part
     def evaluation_rewards(self) -> list[Weighted]:
@@ -116,7 +117,7 @@ class JudgedPlan(AgentPlan):
 
     @part
     def rewards_by_kind(self) -> dict[str, list[Weighted]]:
-        """Rewards of kinds of tasks that name some."""
+        """Rewards by kind of task, for kinds with their own."""
         named = {name: kind.reward for name, kind in self.raw_config.kinds.items() if kind.reward}
         return dict(zip(named, make_each(rewards.make_rewards, named.values()), strict=True))
 
@@ -154,8 +155,8 @@ class JudgedPlan(AgentPlan):
 
 def make_worker_setup(config: Config, codec: Codec, *, sandbox: str, learns: bool) -> WorkerSetup:
     """Setup for attempts under `config` in the chosen `sandbox`; without `learns`, for evaluations only."""
-    assert codec.loaded_from is not None  # as that of every plan
-    if config.sandbox.name == "auto":  # the same everywhere, or a machine that lacks it says so
+    assert codec.loaded_from is not None  # as in every plan
+    if config.sandbox.name == "auto":  # the same on all machines; one that lacks it raises an error
         config = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"name": sandbox})})
     return WorkerSetup(codec.loaded_from, partial(make_terms, config, learns))
 
@@ -207,7 +208,7 @@ def check_kinds(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -> 
 
 
 def check_rewards(kinds: Mapping[str, AttemptSettings], tasks_by_phase: Mapping[str, Iterable[Task]]) -> None:
-    """Raise `ConfigError` for a reward that runs checks, weighted on a task without, or with no task that has any."""
+    """Raise `ConfigError` for a reward that runs checks if a task it is weighted on lacks them, or all tasks do."""
     can_measure: dict[str, bool] = {}
     for phase, phase_tasks in tasks_by_phase.items():
         for task in phase_tasks:
@@ -226,7 +227,7 @@ def check_rewards(kinds: Mapping[str, AttemptSettings], tasks_by_phase: Mapping[
 
 
 def check_executor(config: Config, *, remote: bool = False) -> None:
-    """Raise `ConfigError` for what attempts on other machines cannot do. `remote`: others serve the model."""
+    """Raise `ConfigError` for what attempts on other machines cannot do. `remote`: an API serves the model."""
     if config.rollout.executor == "local":
         return
     if remote:
@@ -237,8 +238,7 @@ def check_executor(config: Config, *, remote: bool = False) -> None:
     address = config.rollout.ray.address
     if (address not in ("auto", "local") and not address.rpartition(":")[2].isdecimal()) or "://" in address:
         raise ConfigError(
-            f"rollout.ray.address={address}: the run itself is on a machine of the cluster, so no client's address will"
-            " do",
+            f"rollout.ray.address={address} is not the address of a cluster's head; a Ray client's will not do",
             fix="auto, local, or HOST:PORT of the cluster's head (ray start prints it)",
         )
 

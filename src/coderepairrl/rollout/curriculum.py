@@ -120,7 +120,7 @@ class Curriculum:
     def schedule(self, step: int, outcomes: Outcomes = MappingProxyType({}), taken: Iterable[str] = ()) -> list[Task]:
         """Choose the tasks of `step` (1, 2, ...), given earlier `outcomes`.
 
-        Each source gets its share, up to one task. Avoids ids `taken` in the batch, except in epochs.
+        Each source gets its share, to within one task. Avoids ids `taken` in the batch, except in epochs.
         """
         spread = spread_sources(self.sources, self.per_step * step)
         current = spread[-self.per_step :]

@@ -31,7 +31,7 @@ class History:
     tried: dict[tuple[str, int], int] = field(default_factory=dict)
     """How often each attempt began, by group and number."""
     begun: dict[str, BegunGroup] = field(default_factory=dict)
-    """Their groups by name, without those to begin again."""
+    """Begun groups by name, without those to begin again."""
     given_up: set[str] = field(default_factory=set)
     """Episodes of groups that became too stale and begin again."""
     consumed: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Anthropic's Messages.
+"""Anthropic's Messages API.
 
 Tools that the vendor runs, or that only its models know (``web_search_...``, ``bash_...``), are hidden from the policy
 and recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
@@ -34,7 +34,7 @@ from coderepairrl.types import Finish
 CLIENT_SETTINGS = ("temperature", "top_p", "top_k", "thinking", "tool_choice")
 """Client settings that the run overrides (`Turn.overridden`)."""
 DEFAULTS = {"thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}}
-"""Settings that are equal to leaving them out."""
+"""Values equivalent to leaving the setting out."""
 ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -229,7 +229,7 @@ def _parse_object(arguments: str) -> dict[str, Any]:
     # parse arguments that clients can send back; others become the text of ``{"value": ...}``
     try:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
-        # refuses infinity (1e999) and half characters, which are not JSON either
+        # refuses infinity (1e999) and lone surrogates, which are not JSON either
         text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
         from_json(b"[" * _NESTING + text + b"]" * _NESTING)  # refuses what is too deeply nested for `parse_body`
     except (ValueError, RecursionError):
@@ -282,7 +282,7 @@ def _append_messages(messages: list[Message], message: _Message, reader: Content
 
 
 def _read_assistant_blocks(blocks: Sequence[Any], reader: ContentReader) -> Message:
-    words, thoughts, calls = [], [], []
+    other_blocks, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "thinking":
@@ -292,8 +292,8 @@ def _read_assistant_blocks(blocks: Sequence[Any], reader: ContentReader) -> Mess
             function = {"name": block["name"], "arguments": text}
             calls.append({"id": str(block.get("id", "")), "type": "function", "function": function})
         elif kind != "redacted_thinking":
-            words.append(block)
-    message: dict[str, Any] = {"role": "assistant", "content": reader.read_text(words)}
+            other_blocks.append(block)
+    message: dict[str, Any] = {"role": "assistant", "content": reader.read_text(other_blocks)}
     if thought := reader.read_text(thoughts):
         message["reasoning_content"] = thought
     if calls:

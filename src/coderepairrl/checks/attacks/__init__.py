@@ -1,6 +1,6 @@
-"""Stages of attacks: a host worth attacking, and on it a sandbox or a plain process.
+"""Stages of attacks: a host to attack, and on it a sandbox or a plain process.
 
-The host has secrets, sockets, a process, and a repository with the repair in its future.
+The host has secrets, sockets, a process, and a repository with the repair in a later commit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.types import ExecResult
 
 PATIENCE = 120.0
-"""Seconds for a probe; CPU time is slow on a busy machine."""
+"""Seconds for a probe; on a busy machine, CPU time passes slowly."""
 
 
 class Target(NamedTuple):
@@ -73,7 +73,7 @@ class Inside:
         return await self.box.diff()
 
     async def exchange(self, script: str) -> bytes:
-        """Keeper's answer after `script` attacked it: ``fine`` and a newline if sound, empty if none came."""
+        """Answer of the keeper, the commands' parent, after `script` attacked it: ``fine`` and a newline, or empty."""
         try:
             async with asyncio.timeout(60):
                 output = (await self.run(script, timeout=10)).output
@@ -123,8 +123,8 @@ class Outside:
 
     async def patch(self) -> bytes:
         """Change by plain git; empty on failure."""
-        done = await asyncio.to_thread(self._run, [sys.executable, "-c", INSIDE, "diff"], 5.0)
-        return done.output if done.exit_code == 0 and not done.timed_out else b""
+        result = await asyncio.to_thread(self._run, [sys.executable, "-c", INSIDE, "diff"], 5.0)
+        return result.output if result.exit_code == 0 and not result.timed_out else b""
 
     async def exchange(self, script: str) -> bytes:
         """Answer of a parent process whose socket `script` inherits."""
@@ -136,7 +136,7 @@ class Outside:
             with keeper_end:
                 argv = [sys.executable, "-P", "-c", INSIDE, "keeper", str(keeper_end.fileno()), script]
                 keeper = subprocess.Popen(
-                    command_as(_SACRIFICED if os.geteuid() == 0 else None, argv),
+                    command_as(_KEEPER_USER if os.geteuid() == 0 else None, argv),
                     env={**self.target.env, "PATH": os.environ["PATH"]},
                     cwd="/",
                     stdout=subprocess.DEVNULL,
@@ -153,7 +153,7 @@ class Outside:
         return output
 
 
-_SACRIFICED = 61_000 + os.getpid() % 4000  # User id without other processes: it may signal only those started here.
+_KEEPER_USER = 61_000 + os.getpid() % 4000  # user id without other processes, so attacks signal only those started here
 
 
 Stage = Inside | Outside
@@ -178,7 +178,7 @@ async def clone_workspace(target: Target, user: int | None) -> AsyncIterator[Pat
 
 
 def prepare_host(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int | None) -> tuple[Target, Path]:
-    """Prepare a host, until `stack` closes, and the attacked workspace."""
+    """Prepare a host and the attacked workspace, until `stack` closes."""
     folder = stack.enter_context(scratch("redteam"))
     folder.chmod(0o755)
     word = secrets.token_hex(8)
@@ -226,7 +226,7 @@ def _open_sockets(stack: contextlib.ExitStack, folder: Path) -> dict[str, str]:
 
 
 def _change_owner(folder: Path, user: int | None) -> None:
-    # git reads no repository of another user
+    # git refuses a repository of another user
     for parent, folders, files in os.walk(folder):
         for name in (".", *folders, *files):
             os.chown(Path(parent, name), user if user is not None else -1, -1, follow_symlinks=False)

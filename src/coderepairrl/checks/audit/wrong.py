@@ -110,11 +110,11 @@ class _File:
     def __init__(self, patched: FilePatch, before: bytes | None, after: bytes | None) -> None:
         self.patched, self.path = patched, patched.new or patched.path
         self.before, self.after = _decode_or_none(before), _decode_or_none(after)
-        moved = patched.renamed or patched.copied or patched.binary or (patched.old_mode and patched.new_mode)
+        is_plain = not (patched.renamed or patched.copied or patched.binary or (patched.old_mode and patched.new_mode))
         is_text = (before is None) == (self.before is None) and (after is None) == (self.after is None)
         has_language = detect_file_language(self.path) and _PLAIN_PATH.fullmatch(self.path)
         is_program = bool(has_language) and not is_test_path(self.path)
-        self.is_mutable = is_program and not moved and is_text and self.before != self.after and self.after is not None
+        self.is_mutable = is_program and is_plain and is_text and self.before != self.after and self.after is not None
 
     @cached_property
     def hunks(self) -> list[tuple[int, int, int, int]]:
@@ -174,7 +174,7 @@ def _find_edits(kind: str, files: Sequence[_File]) -> Iterator[_Edit]:
                 yield _Edit(kind, file, c + 1, "", "".join([*file.new[:c], *file.old[a:b], *file.new[d:]]))
         elif kind == "a line as it was":
             for at, old_line in file.added:
-                # a line without an old one is deleted: in Python the parser decides if it may be, elsewhere its end
+                # a line without an old one is deleted: in Python if the rest still parses, else only if it ends in ;
                 if old_line is not None or file.tree is not None or file.new[at].rstrip().endswith(";"):
                     yield _Edit(kind, file, at + 1, file.new[at].strip(), _replace_line(file, at, old_line or ""))
         elif kind == "a line changed":

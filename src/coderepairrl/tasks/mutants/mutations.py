@@ -33,7 +33,7 @@ COMPARISON: dict[type[ast.cmpop], tuple[str, tuple[str, ...]]] = {
     ast.Is: ("is", ("is not",)),
     ast.IsNot: ("is not", ("is",)),
 }
-RIVALS = {
+RIVALS = {  # replacements of functions and methods
     "min": "max",
     "max": "min",
     "any": "all",
@@ -76,7 +76,7 @@ class Mutation:
 
     def apply(self, source: str) -> str:
         """Insert the bug into `source`."""
-        lines = source.split("\n")  # not at form feeds, which C files have
+        lines = source.split("\n")  # not at form feeds, as `splitlines` does
         old = lines[self.line - 1]
         lines[self.line - 1] = old[: self.start] + self.text + old[self.end :]
         return "\n".join(lines)
@@ -112,13 +112,12 @@ class _MutationFinder:
     def __init__(self, source: str, wanted: Container[int] | None) -> None:
         self.source = source
         self.wanted = wanted
-        self.lines = source.split("\n")  # as `Mutation.apply`
+        self.lines = source.split("\n")  # split as in `Mutation.apply`
         self.mutations: set[Mutation] = set()
         self._function = ""
         self._names: list[str] = []
 
     def mutate_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
-        """Collect mutations from one function's body."""
         self._function = name
         body = node.body[1:] if ast.get_docstring(node) is not None else node.body
         parameters = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]

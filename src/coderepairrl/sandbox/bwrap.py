@@ -9,7 +9,7 @@ Layers, each with a probe in ``tests/sandbox`` that fails without it:
 - *system calls*: the filter of `seccomp`;
 - *limits*: `ResourceLimits`, set inside, where the kernel counts processes per user namespace (Linux 5.14+), and
   again by a control group where possible (`cgroups`); the workspace is an in-memory file system of a fixed size;
-- *lifetime*: the guest is pid 1, so its end ends everything; and it dies with us.
+- *lifetime*: the guest is pid 1, so all processes end with it; and it dies with its parent.
 
 Sandboxes that differ only in their in-memory files share one bubblewrap, which forks guests (`template`) into nested
 namespaces with the same filter and limits. The kernel is shared: this is not a virtual machine.
@@ -124,7 +124,7 @@ class Bubblewrap(GuestBackend):
 
     @property
     def pack_up_to(self) -> int:
-        """`OVERLAY_ABOVE` where overlays work, which larger workspaces use."""
+        """`OVERLAY_ABOVE` if overlays work: larger workspaces use them."""
         return super().pack_up_to if self._no_overlay else OVERLAY_ABOVE
 
     def describe_workspaces(self) -> str:
@@ -211,13 +211,13 @@ class Bubblewrap(GuestBackend):
     def _image_arguments(
         self, box: Path, prepared: PreparedWorkspace, image: Image, environment: Path | None
     ) -> list[str]:
-        if environment is not None:  # it needs a Python of this machine
+        if environment is not None:  # a virtual environment needs this machine's Python
             raise TaskError(
-                f"{environment}, the environment of a task, is none of image {image.name}",
-                fix="environment=false for its source, and an image that has what its tests need",
+                f"{environment}, the environment of a task, cannot be used in image {image.name}",
+                fix="set environment=false for its source, and use an image that has what its tests need",
             )
         if self._commands:
-            raise TaskError(f"sandbox option commands cannot choose among those of {image.name}", fix="leave it out")
+            raise TaskError(f"sandbox option commands cannot select programs of image {image.name}", fix="leave it out")
         files = prepared.tree if prepared.packed or prepared.in_place else box / "merged"
         isolation = _namespace_arguments(str(image.user), str(image.group))
         isolation += ["--cap-add", "CAP_DAC_OVERRIDE"] if prepared.in_place and image.user == 0 else []
@@ -268,10 +268,10 @@ class Bubblewrap(GuestBackend):
         self._image_python = []
 
     def _overlay_command(self, box: Path, lower: Path) -> list[str]:
-        """Prefix an argv to see ``lower/tree`` as ``box/merged``, with changes in memory.
+        """Command prefix that mounts ``lower/tree`` at ``box/merged``, with changes in memory.
 
-        Root mounts before it drops its rights, since only then the kernel lets folders be renamed; others need a user
-        namespace.
+        Root mounts before it drops its rights, since only then the kernel lets folders be renamed; other users need a
+        user namespace.
         """
         for name in ("layers", "merged"):
             (box / name).mkdir()
@@ -313,7 +313,7 @@ class Bubblewrap(GuestBackend):
     def _etc_arguments(self) -> list[str]:
         """Options that show parts of ``/etc`` as a copy, since bubblewrap's work is quadratic in mounts.
 
-        Modes and owners are kept; files closed to us are left out.
+        Modes and owners are kept; unreadable files are left out.
         """
         etc = self.state / "etc"
         etc.mkdir(exist_ok=True)
@@ -450,13 +450,13 @@ def _check_bind(bind: str) -> None:
     for private in _PRIVATE_FOLDERS:
         if Path(os.path.normpath(bind)).is_relative_to(private):
             raise ConfigError(
-                f"a sandbox cannot be shown {bind}, since it has its own {private}",
+                f"a sandbox cannot show {bind}, since it has its own {private}",
                 fix="move it, and name the new place in sandbox.options.binds (CRRL_CACHE for agents and environments)",
             )
 
 
 def _write_to_pipe(data: bytes) -> int:
-    # needs no reader: the filter has 3 KB, and a pipe holds 64
+    # needs no reader: the filter has 3 KB, and a pipe holds 64 KB
     read, write = os.pipe()
     try:
         os.write(write, data)
@@ -468,7 +468,7 @@ def _write_to_pipe(data: bytes) -> int:
 def _suggest_bubblewrap_fix(message: str, state: Path, binds: Sequence[str]) -> str:
     lower = message.lower()
     if refused := [bind for bind in binds if bind in message]:
-        return f"sandbox.options.binds: {refused[0]} must exist and be readable (by user {SANDBOX_USER}, as root)"
+        return f"sandbox.options.binds: {refused[0]} must exist and be readable (for root: by user {SANDBOX_USER})"
     if "namespace" in lower or "uid map" in lower or "loopback" in lower:
         restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
         if restricted.exists() and restricted.read_text().strip() == "1":

@@ -1,6 +1,6 @@
 """An unpacked image as seen in a sandbox of bubblewrap.
 
-The root is an overlay with changes in memory or, if the kernel allows none, read-only except for the working folder.
+The root is an overlay with changes in memory or, without overlays, read-only except for the working folder.
 Programs run as one user id, that of ``USER``, which owns all files and has no capabilities, even as root: owners cannot
 be changed, and other ids do not exist.
 """

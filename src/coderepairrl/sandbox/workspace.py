@@ -1,6 +1,6 @@
 """Preparation of `Task.workspace` for sandboxes to copy, with its environment, and the canonical diff.
 
-A workspace becomes *one commit of exact bytes* (`contents`), from which come:
+A workspace becomes *one commit of exact bytes* (`contents`), the source of:
 
 - ``tree/``: the files, with a decoy ``.git`` (a repository of that commit) for the agent;
 - ``git/``: the private bare repository for diffs, hidden from every sandbox;
@@ -77,7 +77,7 @@ def _write_archive_entry(file: IO[bytes], path: Path, name: str, first_names: di
 def find_environment(task: Task) -> Path | None:
     """Virtual environment named by the task, if any. Raises `TaskError` if it is missing.
 
-    A ``bin`` folder is not enough: a task file could expose a user's home to an agent.
+    A ``bin`` folder is not enough: homes may have one, and a task file could expose them to an agent.
     """
     kind, _, where = task.environment.partition(":")
     if kind == "python":
@@ -98,7 +98,7 @@ def find_environment(task: Task) -> Path | None:
     if not where.startswith("/") or not (Path(where) / "pyvenv.cfg").is_file():
         raise TaskError(
             f"task {task.id}: its environment {where} is not a virtual environment",
-            fix="name one by its whole path (python -m venv): sandboxes are shown all of it",
+            fix="name one (python -m venv) by its absolute path: sandboxes can read all of it",
         )
     return Path(where)
 
@@ -107,7 +107,7 @@ def find_cached_interpreter(environment: Path) -> Path | None:
     """Python installation of `environment` if it is in the cache; a task file could name any other folder."""
     match = re.search(r"^home\s*=\s*(.*)/bin\s*$", (environment / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
     folder = Path(match[1]) if match else None
-    # pathlib keeps "..", by which the folder would be the whole cache
+    # pathlib keeps "..", which would make the folder the whole cache
     in_cache = folder is not None and folder.parent == environments_cache() / "pythons" and folder.name != ".."
     return folder if in_cache else None
 
@@ -122,13 +122,13 @@ def read_built_files(environment: Path | None) -> Iterator[Entry]:
         yield from read_folder_entries(folder)
 
 
-def _read_made_paths(environment: Path | None) -> list[str]:
+def _read_generated_paths(environment: Path | None) -> list[str]:
     record = environment / ENVIRONMENT_RECORD if environment else None
     return list(json.loads(record.read_text("utf-8")).get("made", ())) if record and record.is_file() else []
 
 
 def _is_tracked(path: str, tracked: Collection[str]) -> bool:
-    # the environment may be of another commit
+    # the environment may be built from another commit
     return path in tracked or any(each.startswith(f"{path}/") for each in tracked)
 
 
@@ -149,7 +149,7 @@ def quote_path(path: str) -> bytes:
 
 
 def borrow_objects(*folders: Path) -> dict[str, str]:
-    """Variables of git to read the objects in `folders`, too."""
+    """Variables that let git read the objects in `folders`, too."""
     return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(os.fsdecode(quote_path(str(folder))) for folder in folders)}
 
 
@@ -168,7 +168,7 @@ def format_commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", 
 
 
 def commit_entries(folder: Path, entries: Iterable[Entry], *options: str, timeout: float = 120.0) -> str:
-    """Create a bare repository with `entries` as its one commit, on ``main``, by git's `options`; return its id."""
+    """Create a bare repository with `entries` as its one commit, on ``main``, with git's `options`; return its id."""
     stream = format_commit_stream("refs/heads/main", entries)
     git(*options, "fast-import", "--quiet", folder=create_bare_repository(folder), stdin=stream, timeout=timeout)
     return (folder / "refs/heads/main").read_text().strip()
@@ -182,9 +182,8 @@ class PreparedWorkspace:
     base: str
     """Id of its one commit."""
     manifest: bytes
-    """JSON ``{path: [git mode, blob id]}``, or null for a path that the project's build makes, which no diff has."""
+    """JSON ``{path: [git mode, blob id]}``; null for generated paths, which diffs leave out."""
     workspace: str = ""
-    """The workspace name."""
     size: int = 0
     """Bytes that a file system of 4 KiB pages needs for the files."""
     packed: bool = False
@@ -214,7 +213,7 @@ class PreparedWorkspace:
 
     @property
     def diff_repository(self) -> Path:
-        """A reused repository for commits of diffs: creating one costs more than a diff."""
+        """Repository for the temporary commits of all diffs: creating one costs more than a diff."""
         return self.root / "diff-repository"
 
 
@@ -259,7 +258,7 @@ class WorkspaceCache:
                 prepared = self._prepare(workspace, root, environment)
             except BaseException as error:
                 shutil.rmtree(root, ignore_errors=True)
-                # of our disk or a busy machine: unreadable files of the task raise TaskError
+                # our disk failed or git was too slow: unreadable files of the task raise TaskError
                 if isinstance(error, OSError | subprocess.TimeoutExpired):
                     message = f"cannot prepare {remove_login(workspace)}: {error}"
                     raise SandboxFault(message, fix="free some disk space, or run less at a time") from error
@@ -289,12 +288,12 @@ def prepare_workspace(
 ) -> PreparedWorkspace:
     """Build ``root/tree`` and ``root/git`` from ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
 
-    ``tree`` has what `environment` built next to the workspace's files. Raises as `read_workspace_entries`.
+    ``tree`` also has the files that the build of `environment` generated. Raises as `read_workspace_entries`.
     """
     entries = sorted(read_workspace_entries(workspace, images))
     tracked = {path for path, _, _ in entries}
     built = [entry for entry in read_built_files(environment) if entry[0] not in tracked]
-    generated = {path for path in _read_made_paths(environment) if not _is_tracked(path, tracked)}
+    generated = {path for path in _read_generated_paths(environment) if not _is_tracked(path, tracked)}
     generated |= {path for path, _, _ in built}
     base = commit_entries(root / "git", entries)
     tree = root / "tree"
@@ -355,12 +354,12 @@ def pack_prepared(prepared: PreparedWorkspace, files: Path) -> None:
 def measure_tree(tree: Path) -> int:
     """Bytes that a file system of 4 KiB pages needs for `tree`."""
     paths = (Path(folder, name) for folder, folders, files in os.walk(tree) for name in (*folders, *files))
-    # a page for the entry itself, and those of the content, of which the last is begun
+    # a page for the entry itself, and those of the content, the last of them partly full
     return sum(4096 * (2 + path.lstat().st_size // 4096) for path in paths)
 
 
 def create_decoy(tree: Path, source: Path, ignored: Iterable[str] = ()) -> None:
-    """Create a repository in `tree` with the one commit of `source` that ignores the paths `ignored`."""
+    """Create a repository in `tree` that has the one commit of `source` and ignores the paths `ignored`."""
     decoy = create_bare_repository(tree / ".git")
     patterns = sorted("/" + re.sub(r"([\\*?\[ ])", r"\\\1", path) for path in ignored if "\n" not in path)
     (decoy / "info/exclude").write_bytes(os.fsencode("".join(f"{each}\n" for each in patterns)))
@@ -384,7 +383,7 @@ def compose_diff(
     *,
     user: int | None = None,
 ) -> bytes:
-    """Diff `prepared`'s commit against it with `changed` files added and `deleted` ones removed.
+    """Return the diff that adds `changed` files to `prepared`'s commit and removes `deleted` ones.
 
     Blocks for two git commands, unless nothing changed or the diff is cached. `scratch` is a unique temporary path.
     Raises `SandboxFault`.
@@ -393,7 +392,7 @@ def compose_diff(
         return b""
     ref = f"refs/heads/{scratch.parent.name}-{scratch.name}"
     stream = format_commit_stream(ref, changed, base=prepared.base, deleted=deleted)
-    # without the first lines, of which one names the branch of this diff
+    # without the first lines, one of which names this diff's branch
     change = hashlib.sha256(memoryview(stream)[stream.index(b"\ncommitter") :]).digest()
     if (diff := prepared.diffs.get(change)) is None:
         diff = _diff_commits(prepared, ref, stream, scratch, user)

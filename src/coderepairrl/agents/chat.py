@@ -108,18 +108,18 @@ def _parse_reply(answer: Any) -> Reply:
         message = answer["choices"][0]["message"]
         # Null fields are not part of the conversation; all others are sent back unchanged.
         fields = {key: value for key, value in message.items() if value is not None or key == "content"}
-        exact = answer.get("crrl") or {}
+        gateway_fields = answer.get("crrl") or {}
         usage = answer.get("usage") or {}
-        tokens = exact.get("context_tokens")
+        tokens = gateway_fields.get("context_tokens")
         if tokens is None:
             tokens = usage["prompt_tokens"] + usage["completion_tokens"]
         return Reply(
             message=fields,
             tool_calls=tuple(message.get("tool_calls") or ()),
             context_tokens=int(tokens),
-            remaining_tokens=exact.get("remaining_tokens"),
-            malformed=tuple(exact.get("malformed") or ()),
-            turn=exact.get("turn"),
+            remaining_tokens=gateway_fields.get("remaining_tokens"),
+            malformed=tuple(gateway_fields.get("malformed") or ()),
+            turn=gateway_fields.get("turn"),
             cut_off=answer["choices"][0].get("finish_reason") == "length",
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:

@@ -27,7 +27,7 @@ _INSTALL_FIX = (
     "then crrl agents install RECIPE"
 )
 _REMOVE_SCRIPT = 'rm -rf -- "$@" 2>/dev/null || { chmod -R u+rwx -- "$@"; rm -rf -- "$@"; }'
-"""Also removes unwritable folders: an agent can make some, which must not be a crash."""
+"""Also removes unwritable folders: an agent that makes some must not count as crashed."""
 _WRITE_SCRIPT = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
 
 

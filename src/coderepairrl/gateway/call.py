@@ -103,7 +103,7 @@ class Call:
         """Stop sampling and record what was sampled."""
         if not (self._finishing or self.aborted):
             self.aborted = True
-            if self._task is not None and self._has_begun:  # a task cancelled earlier would never run `finish`
+            if self._task is not None and self._has_begun:  # cancelled before it began, it would never run `finish`
                 self._task.cancel()
 
     async def wait(self) -> None:

@@ -40,7 +40,7 @@ def save_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess, versi
 def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
     """Restore a checkpoint; returns version and updates.
 
-    Raises `UsageError`, changing nothing, without an intact checkpoint of this model.
+    Raises `UsageError`, changing nothing, unless it is an intact checkpoint of this model.
     """
     strategy.run_or_fail_together(lambda: restore_old_folder(folder) if strategy.is_writer else None)
     problem = find_damage(folder) if strategy.is_writer else ""

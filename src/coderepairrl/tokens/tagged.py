@@ -51,7 +51,7 @@ def parse_function_tags(text: str, tools: Sequence[Tool]) -> Calls | None:
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _FUNCTION_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
-FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)  # anywhere in words, but at the start of a line
+FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)  # at the start of any line of a reply's text
 
 
 def parse_glm(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
@@ -147,7 +147,7 @@ _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTA
 def parse_minimax(text: str, tools: Sequence[Tool]) -> Calls | None:
     """Parse tags (text, not tokens) for each function and parameter, with all calls in one block.
 
-    Returns None for text between tags, and a repeated parameter.
+    Returns None for text between tags, or a repeated parameter.
     """
     calls: Calls = []
     for function, body in _INVOKE.findall(text):
@@ -164,7 +164,7 @@ _GEMMA_CALL = re.compile(r"\s*call:([^{\s]+)(\{.*\})\s*", re.DOTALL)
 
 
 def parse_gemma4(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
-    """Parse ``call:``, a name, and a JSON object with keys without quotes and strings between tokens."""
+    """Parse ``call:``, a name, and a JSON object with unquoted keys, and strings between tokens."""
     quote, channel, end = map(tokenizer.find_id, ('<|"|>', "<|channel>", "<channel|>"))
 
     def parse_block(inner: list[int]) -> Calls | None:
@@ -183,7 +183,7 @@ def parse_gemma4(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool
         at = stop + 1 if stop < len(ids) else find_token(ids, tokenizer.find_id(GEMMA4[0]), 0)
         thoughts = [token for token in ids[: min(stop, at)] if token != channel]
         reasoning = tokenizer.decode(thoughts).removeprefix("thought\n").strip()
-    # its template writes words after calls
+    # Gemma's template writes text after calls
     return parse_after_thoughts(tokenizer, ids, at, reasoning, GEMMA4, parse_block, words_after=True)
 
 
@@ -192,9 +192,9 @@ _PYTHON = {"True": True, "False": False, "None": None}
 
 
 def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str) -> object:
-    """Convert a parameter's value: `text` if it may be a string, else JSON or a Python constant, else `text`.
+    """Convert a parameter's value: `text` if its schema allows a string, else JSON or a Python constant, else `text`.
 
-    Where null is allowed beside a string, ``null`` and ``None`` are null.
+    If null is allowed, ``null`` and ``None`` are null.
     """
     types, word = _list_types(tools, function, name), text.strip()
     if "null" in types and word in ("null", "None"):
@@ -208,7 +208,7 @@ def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str)
 
 
 def _list_types(tools: Sequence[Tool], function: str, name: str) -> list[Any]:
-    """List a parameter's types by its schema, also in unions, references and choices; it may be malformed."""
+    """List a parameter's types by its schema (perhaps malformed), also in unions, references and choices."""
     called = next((tool["function"] for tool in tools if tool["function"]["name"] == function), None)
     parameters = _get_part(called, "parameters")
     schema = _get_part(parameters, "properties", name)

@@ -324,7 +324,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_half_a_character_in_a_row_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="column 'after' has half a character at 1"):
+    with pytest.raises(TaskError, match="column 'after' has an unpaired surrogate at 1"):
         make_repairs(tmp_path, make_row(after="x\ud800")).prepare()
 
 

@@ -1,8 +1,8 @@
 """The package index for builds: its settings, whether it or the project failed a build, and the proxy to it.
 
-The proxy is the only network access of builds in sandboxes. PyPI is tunneled (``CONNECT``). A user's index is fetched
-here, to hide its login. Commands of Dockerfiles also reach npm's registry and mirrors of distributions; plain HTTP goes
-to the mirrors and the proxy that this machine's apt uses.
+The proxy is the only network access of builds in sandboxes. It tunnels PyPI (``CONNECT``), but fetches a user's index
+itself, to hide the login. Commands of Dockerfiles also reach npm's registry and mirrors of distributions; plain HTTP
+goes to the mirrors and the proxy that this machine's apt uses.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PackageIndex(NamedTuple):
     """``https://HOST:PORT``."""
     login: str
     paths: tuple[str, ...]
-    """Allowed paths and everything below; others must be named by a page."""
+    """Allowed paths and everything below; others must be linked from a page."""
 
     @classmethod
     def parse(cls, url: str, links: Sequence[str] = ()) -> Self:
@@ -122,7 +122,7 @@ class Mirrors(NamedTuple):
     urls: Mapping[str, str]
     """By name of the folder (``debian``), where this machine's apt finds it."""
     proxy: str | None
-    """Of this machine's apt."""
+    """This machine's apt proxy."""
 
 
 @cache
@@ -209,12 +209,12 @@ _INDEX_FAULTS = (
     (
         r"lack of valid authentication credentials|40[13] (Unauthorized|Forbidden)|407 Proxy",
         "the package index asks for another login",
-        "set UV_DEFAULT_INDEX=https://USER:PASSWORD@HOST/...: builds are not shown it",
+        "set UV_DEFAULT_INDEX=https://USER:PASSWORD@HOST/...: builds do not see the login",
     ),
     (
         r"invalid peer certificate|certificate (has expired|is not yet valid|verify failed)",
         "the package index is not trusted",
-        "compare this machine's clock with another one (date); SSL_CERT_FILE names certificates of one's own",
+        "compare this machine's clock with another one (date); SSL_CERT_FILE names your own certificates",
     ),
     (
         r"dns error|502 Bad Gateway|Connection refused|Network is unreachable",
@@ -257,7 +257,7 @@ def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> Cod
     hosts = f" (it wanted {hosts}, which a build may not reach)" if hosts else ""
     fix = "correct its specification, or use its image"
     if "No module named 'pkg_resources'" in printed:
-        fix += "; setuptools<81 has pkg_resources: among the requirements of a project, it holds for its build, too"
+        fix += "; setuptools<81 has pkg_resources: as a requirement of the project, it applies to its build, too"
     if _MISSING.search(printed):
         fix += "; UV_FIND_LINKS=FOLDER adds wheels that the index does not have"
     return TaskError(f"no environment can be built for {name}{hosts}: {package}{last}", fix=fix)
@@ -273,7 +273,7 @@ async def serve_proxy(
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True) as client:
         served = _Proxy(hosts, index, mirrors or Mirrors((), {}, None), client)
         server = await asyncio.start_unix_server(served.accept, path=socket, limit=_HEAD_BYTES)
-        socket.chmod(0o666)  # the guest's side is another user's
+        socket.chmod(0o666)  # the guest's side runs as another user
         try:
             yield served.refused
         finally:

@@ -10,7 +10,7 @@ Printed lines can be forged. So
 
 Unittest and pytest also stop slow tests (`Clock`). Modules of Python and the runners are imported before workspace
 folders are on the path, and the word is gone from input and disk before code under test loads (`programs`). The process
-is shared: this stops cheap tricks, no determined attack (reading memory).
+is shared: this stops cheap tricks, not a determined attack (reading memory).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def watch_junit(argv: Sequence[str]) -> list[str]:
 def detect_runner(argv: Sequence[str]) -> str:
     """Runner with a witness that the command starts: ``pytest``, ``unittest``, or "".
 
-    A pytest that runs no test, or whose Python ignores the environment that brings the plugin, counts as none.
+    A pytest that runs no test, or whose Python ignores the variables that load the plugin, counts as none.
 
     >>> [detect_runner(line.split()) for line in ("python3 -m pytest -q", "env A=1 pytest", "python3 -I -m unittest")]
     ['pytest', 'pytest', 'unittest']
@@ -129,7 +129,7 @@ def _find_module_call(argv: Sequence[str], name: str) -> int:
 
 
 _PYTEST_NAMES = ("pytest", "py.test")
-# programs, and a word of theirs, that may come before pytest
+# programs that may start pytest, and their subcommand `run`
 _MAY_PRECEDE_PYTEST = ("uv", "poetry", "pipenv", "pdm", "hatch", "coverage", "run", "nice", "xvfb-run")
 _OPTIONS_WITHOUT_TESTS = {"--co", "--collect-only", "--version", "-V", "--help", "-h", "--fixtures", "--markers"}
 # Python's options -E and -I, perhaps joined with others
@@ -151,7 +151,7 @@ def _count_words_before_program(argv: Sequence[str]) -> int:
     return next((at for at, word in enumerate(argv) if at and not re.fullmatch(r"-i|\w+=.*", word, re.DOTALL)), 0)
 
 
-# shell line that prepares a command, and leaves it the input, which holds the word
+# shell line that prepares a command without reading the input, which holds the word
 _PREPARING_LINE = re.compile(r"""(?:[^;&|<>\n]+ </dev/null && )+exec "\$@\"""")
 
 
@@ -180,12 +180,12 @@ class PytestPlugin(NamedTuple):
 
     @classmethod
     async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> PytestPlugin | ExecResult:
-        """Write the plugin, with the time limits of `command`; if an attempt left no way to, return how that failed."""
+        """Write the plugin, with the time limits of `command`; return the failed result if an attempt prevents it."""
         name, word = f"crrl_{secrets.token_hex(4)}", make_word()
-        first = make_witness_input(sandbox, checks, f"{word} {format_limits(command)}")
+        witness_input = make_witness_input(sandbox, checks, f"{word} {format_limits(command)}")
         start = programs.START.replace("PLUGIN", name).encode()
-        sizes = (str(len(first)), str(len(start)))
-        stdin = first + start + programs.PYTEST.encode()
+        sizes = (str(len(witness_input)), str(len(start)))
+        stdin = witness_input + start + programs.PYTEST.encode()
         prepared = await sandbox.exec(["sh", "-c", programs.PREPARE, name, *sizes], stdin=stdin, cwd="/")
         folder = prepared.output.decode("utf-8", "surrogateescape").strip()
         if not prepared.ok or not folder.startswith("/"):

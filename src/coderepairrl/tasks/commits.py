@@ -26,7 +26,7 @@ _CHANGES = (
     "--no-textconv",
 )  # fmt: skip
 _LATEST = 253_402_300_799
-"""Last second of `datetime`; broken commits can be later."""
+"""Last second that `datetime` holds; broken commits exceed it."""
 _TIMEOUT_SECONDS = 1800.0
 
 
@@ -46,7 +46,7 @@ class Commit:
 
 
 class Change(NamedTuple):
-    """A changed file; `blob` is its new content, empty if deleted."""
+    """A changed file; `blob` is the id of its new content, empty if deleted."""
 
     path: str
     blob: str

@@ -42,7 +42,7 @@ class Row:
     values: Mapping[str, Any]
 
     def __contains__(self, column: str) -> bool:
-        return self.values.get(column) is not None  # as in tables, where all rows have all columns
+        return self.values.get(column) is not None  # in tables, a missing value is None
 
     def text(self, *columns: str) -> str:
         """Text in the first present column. Raises `TaskError` without any."""
@@ -52,7 +52,7 @@ class Row:
                 try:
                     text.encode("utf-8", "surrogateescape")
                 except UnicodeEncodeError as error:
-                    raise self.make_error(f"column {column!r} has half a character at {error.start}") from None
+                    raise self.make_error(f"column {column!r} has an unpaired surrogate at {error.start}") from None
                 return text
         raise self.make_error(f"no column {' or '.join(map(repr, columns))}")
 
@@ -112,7 +112,7 @@ class Row:
 
     def make_error(self, problem: str) -> TaskError:
         """Error about this row."""
-        fix = f"name rows of {self.benchmark}; these have the columns {', '.join(self.values)}"
+        fix = f"choose rows of {self.benchmark}; the rows read have the columns {', '.join(self.values)}"
         return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=fix)
 
     def _check_type(self, column: str, value: Any, kind: type) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 CPU_SECONDS, SECONDS = 0.1, 5  # far above what checks of a healthy function take
 MEMORY_BYTES = 512 << 20
 MAX_CHARACTERS = 10_000
-"""Characters of a reported value."""
+"""Longest reported value, in characters."""
 
 Failure = list[Any]
 """``[index, got]`` or ``[-1, reason]`` (see above)."""
@@ -70,7 +70,7 @@ def _judge_in_fork(source: str, checks: Sequence[tuple[str, str]]) -> Failure | 
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
             signal.alarm(SECONDS)  # for a mutant that sleeps, which takes no CPU time
             null = os.open(os.devnull, os.O_RDWR)
-            for number in (0, 1, 2):  # it must not read the jobs, nor print among the answers
+            for number in (0, 1, 2):  # the mutant must not read the jobs, nor print among the answers
                 os.dup2(null, number)
             os.write(writer, json.dumps(_find_failure(source, checks)).encode())
         finally:

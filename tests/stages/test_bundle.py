@@ -45,7 +45,7 @@ def test_damage_is_reported_and_no_folder_is_left(tmp_path: Path, summary: str, 
     run = make_run(tmp_path / "run", {}, summary, weights)
     with pytest.raises(CodeRepairError, match=message):
         export_bundle(run, tmp_path / "out")
-    with pytest.raises(UsageError, match="would hold itself"):
+    with pytest.raises(UsageError, match="would contain itself"):
         export_bundle(run, run / "eval/bundle")
     assert not (tmp_path / "out").exists() and not (run / "eval/bundle").exists()
 

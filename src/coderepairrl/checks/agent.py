@@ -1,8 +1,8 @@
 """Exam of agents on the host, and of programs as agents in a real sandbox, through the gateway with a scripted model.
 
-Uses the agent's tools: one with a single required string is its shell; without tools, answers hold a fenced ``bash``
-block. Agents that take edits from replies get fewer questions. A program is examined in its dialect; it counts neither
-calls nor tokens, so limits are the gateway's.
+The model uses the agent's tools: one with a single required string is its shell; without tools, answers hold a fenced
+``bash`` block. Agents that take edits from replies get fewer checks. A program is examined in its dialect; it
+counts neither calls nor tokens, so the gateway enforces limits.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> 
     reach the host's loopback.
     """
     with _open_exam(agent, backend or UnsafeLocal()) as attempt:
-        questions = [
+        checks = [
             _check_repair,
             _check_call_limit,
             _check_several_calls,
@@ -95,7 +95,7 @@ async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> 
             _check_broken_endpoint,
         ]
         if await _takes_edits(attempt):
-            questions = [
+            checks = [
                 _check_repair_by_edits,
                 _check_empty_reply,
                 _check_one_call,
@@ -103,7 +103,7 @@ async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> 
                 _check_slow_model,
                 _check_broken_endpoint,
             ]
-        return [finding for question in questions for finding in await question(attempt)]
+        return [finding for check in checks for finding in await check(attempt)]
 
 
 @contextmanager
@@ -276,7 +276,7 @@ async def _check_broken_endpoint(attempt: _Attempt) -> list[Finding]:
     return [Finding("a broken endpoint is a fault", isinstance(trial.attempt.fault, RemoteFault), trial.ending)]
 
 
-_MANY_TOKENS = 200_000  # More than any program opens with.
+_MANY_TOKENS = 200_000  # More than any program's first request has.
 _LONG_SECONDS = 600.0
 _SHORT_SECONDS = 15.0  # Until a program is stopped.
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # Printed at the end for mini-swe-agent, whose prompt says so.
@@ -290,7 +290,7 @@ async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[F
         repaired = await attempt(_make_repair_script(), Limits(tokens=_MANY_TOKENS, seconds=_LONG_SECONDS))
         calls = await attempt(_make_look_answer, Limits(calls=1, tokens=_MANY_TOKENS, seconds=_LONG_SECONDS))
         tokens = await attempt(
-            lambda it: _make_look_answer(it, 2 * _MANY_TOKENS),
+            lambda request: _make_look_answer(request, 2 * _MANY_TOKENS),
             Limits(calls=6, tokens=_MANY_TOKENS, seconds=_LONG_SECONDS),
         )
         time = await attempt(
@@ -298,8 +298,8 @@ async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[F
         )
         broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_MANY_TOKENS, seconds=_LONG_SECONDS))
     turns = len(calls.attempt.turns)
-    held = calls.stopped and 1 <= turns <= 3  # fewer, if it is told of the limit and heeds it
-    # one that compacts its history makes room again and again, until its calls are spent
+    held = calls.stopped and 1 <= turns <= 3  # the gateway allows 2 more calls than the limit
+    # a program that compacts its history regains tokens each time, until its calls are spent
     spent = tokens.stopped and tokens.limit in ("tokens", "calls")
     fault = broken.attempt.fault
     blamed = broken.stopped and isinstance(fault, RemoteFault)
@@ -354,7 +354,7 @@ def _conversation_key(request: Request) -> _Opening:
 
 def _make_repair_script() -> Behaviour:
     """Script that looks, edits and finishes."""
-    # Counted by conversation: side calls, for a title, say, take no step of the repair.
+    # Steps are counted by conversation, so that side calls (for a title, say) take none.
     steps: list[Callable[[Request], Answer]] = [_make_look_answer, _make_edit_answer, _make_final_answer]
     counts: Counter[_Opening] = Counter()
 
@@ -381,7 +381,7 @@ def _make_final_answer(request: Request) -> Answer:
 def _make_look_answer(request: Request, tokens: int | None = None) -> Answer:
     if request.get("tools") or writes_python(request):
         return make_command_answer(request, "cat add.py", tokens=tokens)
-    return Answer(_format_edit_block("a * b", "a + b"), tokens=tokens)  # which is not there
+    return Answer(_format_edit_block("a * b", "a + b"), tokens=tokens)  # `a * b` is not in the file
 
 
 def _format_edit_block(old: str, new: str) -> str:

@@ -82,8 +82,8 @@ class Report:
     """Measured rewards, those with a weight first."""
     steps: Sequence[Mapping[str, Any]]
     """Per step: its metrics, and ``tools``, ``calls_by_tool``, ``commands``, ``ledger``, ``engine_busy``."""
-    commands: Sequence[str]  # most used commands of training, and below tools
-    tools: Sequence[str]
+    commands: Sequence[str]  # most used in training
+    tools: Sequence[str]  # most used in training
     evaluations: Sequence[Evaluation]
     comparisons: Sequence[MeasureChanges]
     repeated: Sequence[MeasureChanges]
@@ -106,9 +106,9 @@ class Report:
     void: Sequence[OutputSample] = ()
     """Fault messages, retried attempts included."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
-    """Episodes of the last evaluation by name, to compare runs; in no JSON."""
+    """Episodes of the last evaluation by name, to compare runs; not in JSON."""
     evaluated: Mapping[str, Mapping[int, Sequence[Episode]]] = field(default_factory=dict, repr=False)
-    """Episodes of finished evaluations by name, ``eval`` first, and step, without turns and calls; in no JSON."""
+    """Episodes of finished evaluations by name (``eval`` first), then step, without turns and calls; not in JSON."""
 
 
 def analyse_run(data: RunData) -> Report:

@@ -28,7 +28,7 @@ class JudgedEpisode:
     tokens: int
     """Sampled and given tokens."""
     busy: tuple[tuple[float, float], ...]
-    """When the engine worked on it: Unix seconds from, to."""
+    """Spans of the engine's work on it, in Unix seconds."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class RunData:
     notices: list[str] = field(default_factory=list)
     judged: dict[str, JudgedEpisode] = field(default_factory=dict)
     evaluated: dict[tuple[str, int], dict[tuple[str, int], Episode]] = field(default_factory=dict)
-    """Evaluation episodes by (name, step), then (group, attempt); void ones only without a valid one."""
+    """Evaluation episodes by (name, step), then (group, attempt); a void one only if none is valid."""
     notes: Notes = field(default_factory=Notes)
     printed: dict[str, OutputSample] = field(default_factory=dict)
     faults: dict[str, OutputSample] = field(default_factory=dict)
@@ -122,7 +122,7 @@ def _add_episode_data(data: RunData, episode: Episode, turns: Sequence[Record]) 
         cause = (episode.fault.strip().splitlines() or ["unknown"])[0]
         _count_output(data.faults, [f"{episode.reason}: {cause}"], episode.id)
     if episode.phase == "train":
-        return  # leaving out their tokens halves the time of reading
+        return  # not restoring the turns of training episodes halves the reading time
     evaluation = data.evaluated.setdefault((episode.phase, episode.step), {})
     key = (episode.group, episode.attempt)
     if key not in evaluation or evaluation[key].ending is Ending.VOID:

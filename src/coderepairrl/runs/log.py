@@ -180,7 +180,7 @@ class Tail:
         self._path, self._at = path, start
 
     def records(self, *types: str) -> Iterator[tuple[Record, int]]:
-        """New records, of these `types` alone, each with the offset of its end. Raises OSError, `RunError` (damage)."""
+        """New records (of `types`, if any), each with the offset of its end. Raises OSError, `RunError` (damage)."""
         # a log consists mostly of turns: records of other types are not parsed
         prefixes = tuple(f'{{"type":"{type}"'.encode() for type in types)
         for line, end in read_whole_lines(self._path, self._at):
@@ -197,7 +197,7 @@ class Tail:
 def remove_torn_line(path: Path) -> int:
     """Remove a torn last line; returns the bytes removed. Raises `RunError` for a changed line."""
     end = 0
-    for number, (line, end) in enumerate(read_whole_lines(path), 1):  # noqa: B007 - where the last whole line ends
+    for number, (line, end) in enumerate(read_whole_lines(path), 1):  # noqa: B007 - the last `end` is used below
         try:
             strip_checksum(line.rstrip(b"\n"))
         except ValueError as error:
@@ -221,7 +221,7 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notice = ""
-        """Damage that prevents reading on, or ""."""
+        """Damage that prevents further reading, or ""."""
         self._places: dict[str, _EpisodeOffsets] = {}
         self._offset = self._last_offset = 0
         self._cache: dict[tuple[str, tuple[int, int] | None, tuple[tuple[int, int], ...]], Episode] = {}
@@ -229,8 +229,8 @@ class Follower:
     def records(self) -> Iterator[Record]:
         """Yield the records appended since the last call.
 
-        Turns are ``{"type": "turn", "episode": ID, "sampled": TOKENS}``. An incomplete last line waits; an invalid line
-        ends reading, with a `notice`. Raises OSError.
+        Turns are ``{"type": "turn", "episode": ID, "sampled": TOKENS}``. An incomplete last line stays unread; an
+        invalid line ends reading, with a `notice`. Raises OSError.
         """
         if self.notice or not self.path.is_file():
             return
@@ -336,7 +336,7 @@ def _summarise_line(line: bytes) -> Record:
     """Record in a line; of a turn, only its episode and number of sampled tokens (`Follower.records`)."""
     if match := _TURN_START.match(line):
         strip_checksum(line.rstrip(b"\n"))
-        start = line.find(_VERSIONS, match.end())  # only numbers precede it: no text could hold the same
+        start = line.find(_VERSIONS, match.end())  # no free text before it could hold the same
         ends = _RANGE_END.findall(line, start, line.find(b"]", start))
         return {"type": "turn", "episode": json.loads(match[1]), "sampled": int(ends[-1]) if ends else 0}
     record = parse_record(line)

@@ -37,9 +37,9 @@ _SHOWN_RESULTS = ("resolved", "reward")
 async def export_model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> None:
     """Write the model that `source` names (`resolve_model`) to the folder `target`, which must be new or empty.
 
-    Adapters are merged in float32, then stored in `precision`: by default the run's, or the base model's of adapters
-    from elsewhere. Experts of a run get the tensor names of published files. Of a multimodal model only the language
-    model is written. A failure leaves an empty folder.
+    Adapters are merged in float32, then stored in `precision`: by default the run's, or the base model's if no run
+    trained them. Fused experts of a run get the tensor names of published files. Of a multimodal model only the
+    language model is written. A failure leaves an empty folder.
 
     Raises `UsageError`, `LearnerFault` and `RunError`.
     """
@@ -88,8 +88,8 @@ def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -
 def export_metrics(run: Path, tracker: str) -> int:
     """Send `tracker` the steps and evaluations of `run` that it lacks; return their number.
 
-    Raises `PrerequisiteError` if it is not installed, `UsageError` for no run or a concurrent transfer, `RunError` if
-    the tracker fails.
+    Raises `PrerequisiteError` if `tracker` is not installed, `UsageError` for no run or a concurrent transfer,
+    `RunError` if the tracker fails.
     """
     require_trackers([tracker])
     try:
@@ -97,7 +97,7 @@ def export_metrics(run: Path, tracker: str) -> int:
             return trackers.send_metrics(run, tracker)
     except CodeRepairError:
         raise
-    except Exception as error:  # whatever its package raises
+    except Exception as error:  # its package may raise anything
         raise RunError(f"{tracker}: {error}", fix="remove the cause, and repeat the command for the rest") from error
 
 
@@ -114,7 +114,7 @@ async def _write_model(model: models.ResolvedModel, target: Path, precision: Lit
         if precision is None:
             precision = configs.load_run(model.run).train.precision if model.run else _read_precision(model.folder)
         await merge_adapter(model.folder, model.adapter, target, precision, log_dir=logs)
-    for file in models.list_model_files(model.folder):  # parts of a tokenizer that saving it does not write
+    for file in models.list_model_files(model.folder):  # that merging does not write, such as parts of the tokenizer
         if (
             file.suffix != ".safetensors"
             and not file.name.endswith((".index.json", models.QUANTISED))
@@ -154,14 +154,14 @@ def _read_precision(folder: Path) -> Literal["fp32", "bf16"]:
 def export_bundle(source: Path, target: Path) -> int:
     """Write to `target` what others need to check the run or study `source`, and to evaluate its policies again.
 
-    That is its runs' folders (of a study: of finished jobs) without logs, episodes and optimizer state. Each is a
-    policy like any other run (`resolve_model`). A failure leaves no folder. Returns the number of runs. Raises
+    It holds the run's folder, or those of the study's finished jobs, without logs, episodes and optimizer state. Each
+    can be named as a policy (`resolve_model`). A failure leaves no folder. Returns the number of runs. Raises
     `UsageError` and `RunError`.
     """
     if target.exists():
         raise UsageError(f"{target} already exists", fix="name a new folder")
     if target.resolve().is_relative_to(source.resolve()):
-        raise UsageError(f"{target} is in {source}, which would hold itself", fix="name a folder outside")
+        raise UsageError(f"{target} is in {source}, so it would contain itself", fix="name a folder outside")
     is_study = is_jobs_folder(source)
     if is_study:
         done = [source / job.name for job in read_jobs_folder(source)[1] if not job.missing]

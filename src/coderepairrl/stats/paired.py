@@ -51,7 +51,7 @@ def mcnemar_p(lost: int, gained: int) -> tuple[float, float]:
 
 
 def adjust_holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values. Raises ValueError unless probabilities."""
+    """Holm's adjusted p-values. Raises ValueError outside [0, 1]."""
     if not all(0 <= each <= 1 for each in p):
         raise ValueError("p-values are from 0 to 1")
     adjusted, worst = [0.0] * len(p), 0.0

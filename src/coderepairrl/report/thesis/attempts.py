@@ -29,7 +29,6 @@ class Call(NamedTuple):
     line: str
     """Command line; empty if the tool ran none."""
     ok: bool
-    """Whether it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def find_failed_tests(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> 
     """Return tests of `names` that did not pass, missing and skipped ones included.
 
     Published lists cut pytest's names at the first space and write unittest's as ``test (module.Class)``: such a name
-    stands for all tests it may mean. Either side may lack pytest-xdist's ``@group``.
+    stands for all tests that match. Either side may lack pytest-xdist's ``@group``.
 
     >>> find_failed_tests({"t.py::test[a b]": Outcome.PASSED}, ["t.py::test[a b]", "t.py::test[a", "t.py::other"])
     ['t.py::other']
@@ -102,7 +102,8 @@ _FAILED_VALUES = {"failed", "fail", "failure", "error"}
 def parse_junit(text: str) -> Outcomes:
     """Parse JUnit XML, concatenated documents included. A test is ``classname.name``, or its name alone."""
     return merge_outcomes(
-        (f"{within}.{name}" if within else name, outcome) for within, name, outcome in read_junit_cases(text)
+        (f"{class_name}.{name}" if class_name else name, outcome)
+        for class_name, name, outcome in read_junit_cases(text)
     )
 
 
@@ -126,13 +127,13 @@ def _parse_junit_document(data: bytes) -> tuple[list[tuple[str, str, Outcome]], 
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         if tag == "testcase":
-            stated = {attributes[key].lower() for key in ("status", "result", "executed") if key in attributes}
-            outcome = Outcome.PASSED if stated <= _PASSED_VALUES else Outcome.SKIPPED
-            outcome = Outcome.FAILED if stated & _FAILED_VALUES else outcome
+            values = {attributes[key].lower() for key in ("status", "result", "executed") if key in attributes}
+            outcome = Outcome.PASSED if values <= _PASSED_VALUES else Outcome.SKIPPED
+            outcome = Outcome.FAILED if values & _FAILED_VALUES else outcome
             cases.append((attributes.get("classname", ""), attributes.get("name", ""), outcome))
         elif open_tags[-1:] == ["testcase"] and tag in _FAILED_TAGS | _SKIPPED_TAGS:
-            within, name, outcome = cases[-1]
-            cases[-1] = within, name, max(outcome, Outcome.FAILED if tag in _FAILED_TAGS else Outcome.SKIPPED)
+            class_name, name, outcome = cases[-1]
+            cases[-1] = class_name, name, max(outcome, Outcome.FAILED if tag in _FAILED_TAGS else Outcome.SKIPPED)
         open_tags.append(tag)
 
     def refuse_doctype(*_: object) -> None:
@@ -157,13 +158,13 @@ def _parse_junit_document(data: bytes) -> tuple[list[tuple[str, str, Outcome]], 
 _CARGO_OUTCOMES = {"ok": Outcome.PASSED, "FAILED": Outcome.FAILED}
 _CARGO_TEST = re.compile(r"test (?P<name>.+?)(?: - should panic)? \.\.\. (?P<outcome>ok|FAILED|ignored.*)")
 _CARGO_END = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored; .*")
-_CARGO_ORDER = (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED)
+_CARGO_ORDER = (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED)  # of the counts in `_CARGO_END`
 
 
 def _parse_cargo_sections(text: str) -> Iterator[list[tuple[str, Outcome]]]:
     """Yield the tests of each binary; only those that failed, unless the counts in its last line agree."""
     section: list[tuple[str, Outcome]] = []
-    for line in (*_clean_lines(text), "running 0 tests"):  # the beginning of another binary ends the last one
+    for line in (*_clean_lines(text), "running 0 tests"):  # added to end the last binary's section
         if test := _CARGO_TEST.fullmatch(line):
             section.append((test["name"], _CARGO_OUTCOMES.get(test["outcome"], Outcome.SKIPPED)))
             continue
@@ -210,7 +211,7 @@ _SPEC_OUTCOMES = {"✔": Outcome.PASSED, "✖": Outcome.FAILED, "﹣": Outcome.S
 def parse_node(text: str) -> Outcomes:
     """Parse Node's reporters `tap` and `spec`, and other TAP. A nested test is ``suite > test``.
 
-    Both count, since code under test can print TAP among `spec` output.
+    Both are read, since code under test can print TAP among `spec` output.
     """
     return merge_outcomes(_parse_spec(text), _parse_tap(text) if _TAP_BEGINS.search(_COLOUR.sub("", text)) else ())
 
@@ -220,7 +221,7 @@ def _parse_tap(text: str) -> _Results:
     tests_by_depth: dict[int, list[tuple[list[str], Outcome]]] = {}
     end_of_block = ""
     for line in _clean_lines(text):
-        if end_of_block:  # an error message is not a result
+        if end_of_block:  # lines of an error's YAML block are no results
             end_of_block = "" if line == end_of_block else end_of_block
             continue
         if line.strip() == "---":
@@ -237,7 +238,7 @@ def _parse_tap(text: str) -> _Results:
         nested = [([name, *path], each) for path, each in tests_by_depth.pop(depth + 1, [])]
         tests_by_depth.setdefault(depth, []).extend([*nested, ([name], outcome)])
     tests = [(JOIN.join(path), outcome) for paths in tests_by_depth.values() for path, outcome in paths]
-    timed = all(_BATS_TIME.search(name) for name, _ in tests)  # or the time may be part of a name
+    timed = all(_BATS_TIME.search(name) for name, _ in tests)  # if only some have a time, it may be part of the name
     return ((_BATS_TIME.sub("", name) if timed else name, outcome) for name, outcome in tests)
 
 
@@ -282,8 +283,8 @@ def _parse_unittest(text: str) -> _Results:
             continue
         text_of_outcome: str | None = line
         if start := _UNITTEST_TEST.fullmatch(line):
-            described = bool(names) and not _UNITTEST_NAME.fullmatch(start["name"])
-            names = [*names[:1], start["name"]] if described else [parse_unittest_id(start["name"])]
+            is_docstring = bool(names) and not _UNITTEST_NAME.fullmatch(start["name"])
+            names = [*names[:1], start["name"]] if is_docstring else [parse_unittest_id(start["name"])]
             text_of_outcome = start["outcome"]
         elif _UNITTEST_NAME.fullmatch(line):
             names, text_of_outcome = [parse_unittest_id(line)], None
@@ -307,7 +308,7 @@ def _parse_unittest_outcome(text: str) -> Outcome | None:
 def parse_harbor(text: str) -> Outcomes:
     """Parse Harbor's reward file: a number, or an object of numbers with optional ``reward``.
 
-    A reward passes from 1; a file that Harbor could not read has no result.
+    Rewards of at least 1 pass; a file that Harbor could not read has no result.
 
     >>> parse_harbor("1.0\\n"), parse_harbor('{"reward": 0.5, "style": 1}')
     ({'reward': <Outcome.PASSED: 0>}, {'reward': <Outcome.FAILED: 2>})

@@ -1,4 +1,4 @@
-"""Pytest plugin that writes test outcomes marked with the word. PYTEST_DONT_REWRITE"""
+"""Pytest plugin that writes test outcomes marked with a random word. PYTEST_DONT_REWRITE"""
 
 from coderepairrl.grading.programs.clock import Clock
 from coderepairrl.grading.programs.integrity import snapshot, watch
@@ -35,7 +35,7 @@ def _make_recorder():
     rewrite_test = getattr(rewrite, "_rewrite_test", None)
 
     def give_compared_code(fn, config):
-        """Use the code of a checks' file that tests are compared with."""
+        """For a checks' file, return the code that tests are compared with."""
         results = []
         if sys.dont_write_bytecode:  # else pytest stores the code with the file's status, which is None below
             send("crrl", "rewrite", fn, config, results)
@@ -102,7 +102,7 @@ def _make_recorder():
             return find_foreign(run) if file else ""
 
         def find_hook_caller(frame):
-            """File under test, or "a thread", that calls a hook of ours; "" if the session does."""
+            """File under test, or "a thread", that calls the recorder's hook; "" if the session does."""
             while frame and frame is not session[0]:
                 name = find_foreign(frame.f_code)
                 if name and name not in plugin_files:
@@ -121,7 +121,7 @@ def _make_recorder():
                     label = label or (find_plugin_file(plugin) and "the plugins of pytest")
             if label:
                 problems.append("code under test changes " + label)
-            next_check[0] = tick() + 20 * (tick() - begun)  # a twentieth of the time is enough for it
+            next_check[0] = tick() + 20 * (tick() - begun)  # takes at most a twentieth of the time
 
         def write_report(exitstatus, manager):
             check_runner(manager, True)
@@ -159,7 +159,7 @@ def _make_recorder():
                 if can_rewrite and file in check_sources and getframe(depth).f_code is give_compared_code.__code__:
                     rest[2].append(compile_file(file, rest[1]))
                 return
-            if message == "calling":  # of a case, after its setUp
+            if message == "calling":  # by a `unittest.TestCase`, after its setUp
                 for item in running:
                     own_call = type(rest[0]) is getattr(item, "cls", None) and rest[0]._testMethodName == item.name
                     if own_call and list_codes(rest[1]) != items[id(item)][1]:
@@ -203,11 +203,11 @@ def _make_recorder():
             elif message == "blame":  # a skip, whose traceback may lead to code under test
                 if find_raiser(rest[1]):
                     record_outcome(rest[0], 2)
-            elif message == "subtest":  # it decides for its test where it fails, or code under test skips it
+            elif message == "subtest":  # decides its test's outcome if it fails, or code under test skips it
                 name, outcome = rest
                 if outcome == 2 or any(skip_cause):
                     record_outcome(name, 2)
-                elif outcome and any(distributed):  # nobody saw why
+                elif outcome and any(distributed):  # in another process, so the cause is unknown
                     record_outcome(name, 1)
             elif message == "report":
                 name, outcome, xfailed = rest
@@ -238,7 +238,7 @@ def _make_recorder():
 
     class Recorder:
         def clean_environment(self):
-            for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):  # what runs within the tests is not ours
+            for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):  # tests get the original values
                 before = os.environ.pop("CRRL_" + name, None)
                 os.environ.pop(name, None)
                 if before:
@@ -297,7 +297,7 @@ def _make_recorder():
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_makereport(self, item, call):
-            if call.excinfo is not None:  # a subtest's is seen only here
+            if call.excinfo is not None:  # a subtest's exception is seen only here
                 blame(item.nodeid, (call.excinfo.type, call.excinfo.value, call.excinfo.tb))
             yield
 

@@ -21,7 +21,7 @@ _DONE = ".complete"
 _LEFT_OUT = ("test", "idlelib", "turtledemo", "ensurepip", "site-packages", "__pycache__", "tkinter")
 """Folders of the standard library that no project's test imports, and installed packages."""
 _ELF_MAGIC = b"\x7fELF"
-_PRINT_PREFIX = "import json, sys; print(sys.base_prefix)"  # json: the library's compiled modules are found, too
+_PRINT_PREFIX = "import json, sys; print(sys.base_prefix)"  # importing json tests that compiled modules are found
 
 
 def find_interpreter(version: str) -> Path:
@@ -97,7 +97,7 @@ def _copy_part(source: Path, target: Path) -> None:
 
 
 def _relocate(program: Path, prefix: Path) -> None:
-    # the search path in the header is overwritten in place by the shorter ``$ORIGIN/../lib``
+    # the library search path in the ELF header is overwritten in place by the shorter ``$ORIGIN/../lib``
     old, new = os.fsencode(prefix / "lib"), b"$ORIGIN/../lib"
     data = program.read_bytes()
     if data.startswith(_ELF_MAGIC) and old in data and len(new) <= len(old):
@@ -110,7 +110,7 @@ def _relocate_settings(target: Path, prefix: Path) -> None:
         text = settings.read_text(encoding="utf-8")
         if f"{prefix}/" in text:
             with replace_file(settings) as partial:
-                shutil.copy2(settings, partial)  # its mode
+                shutil.copy2(settings, partial)  # keeps the file's mode
                 partial.write_text(text.replace(f"{prefix}/", f"{target}/"), encoding="utf-8")
 
 

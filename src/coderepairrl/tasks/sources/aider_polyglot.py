@@ -19,13 +19,13 @@ from coderepairrl.tasks.rows import Row, read_checkout_text
 from coderepairrl.types import Checks, Command, Task
 
 Language = Literal["python", "javascript", "java", "go", "rust", "cpp"]
-TEST_SECONDS = 10.0
-SECONDS = 180.0
+TEST_SECONDS = 10.0  # for each test
+SECONDS = 180.0  # for all tests of an exercise
 _PRACTICE = "exercises/practice"
 _STATEMENT = ("introduction.md", "instructions.md", "instructions.append.md")
 _MANIFEST = ".meta/Cargo-example.toml"  # for Rust examples that need other crates than the stub
 _JEST_SHIM = "crrl_jest.mjs"
-_CATCH_FILES = ("test/catch.hpp", "test/tests-main.cpp")
+_CATCH_FILES = ("test/catch.hpp", "test/tests-main.cpp")  # Catch2, the test framework for C++
 _CPP_SCRIPT = """
 out=$(mktemp -d) && results=$1 && shift &&
 g++ -std=c++17 -DEXERCISM_RUN_ALL_TESTS -I. "$@" test/tests-main.cpp -o "$out/tests" -lpthread &&
@@ -106,7 +106,7 @@ def _read_exercise(folder: Path, language: str) -> Row:
     files = {str(path.relative_to(folder)): path for path in paths}
     statement_files = [folder / ".docs" / name for name in _STATEMENT]
     statement = [read_checkout_text(path).strip() for path in statement_files if path.is_file()]
-    examples = [*config.get("example", config.get("exemplar", ())), _MANIFEST]
+    example_names = [*config.get("example", config.get("exemplar", ())), _MANIFEST]
     values = {
         "instance_id": f"polyglot-{language}__{folder.name}",
         "problem_statement": "\n\n".join(statement),
@@ -115,7 +115,7 @@ def _read_exercise(folder: Path, language: str) -> Row:
         "files": {
             name: read_checkout_text(path) for name, path in files.items() if not _is_hidden(name) and _is_text(path)
         },
-        "example_files": {name: read_checkout_text(files[name]) for name in examples if name in files},
+        "example_files": {name: read_checkout_text(files[name]) for name in example_names if name in files},
     }
     return Row("aider_polyglot", f"{language}/{folder.name}", values)
 

@@ -58,14 +58,14 @@ class MultiSweBench(RepositoryBenchmark):
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
         task = super().make_task(_convert_to_swe_bench(row))
-        return replace(task, checks=_make_instance_checks(row)) if self._is_judged(row) else task
+        return replace(task, checks=_make_instance_checks(row)) if self._has_checks(row) else task
 
-    def _is_judged(self, row: Row) -> bool:
+    def _has_checks(self, row: Row) -> bool:
         return self.workspace == "image" and "test_patch_result" in row
 
     def make_images(self, row: Row) -> TaskImages | None:
-        """Build images without hidden files (agent) and without the repair (checks)."""
-        if not self._is_judged(row):
+        """Build the agent's image without hidden files, and the checks' without the repair."""
+        if not self._has_checks(row):
             return None
         image = self.format_image_name(_convert_to_swe_bench(row))
         workdir = f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
@@ -73,7 +73,7 @@ class MultiSweBench(RepositoryBenchmark):
         return TaskImages(visible, derive_image(image, "RUN rm -rf /home/fix.patch", workdir))
 
     def format_image_name(self, row: Row) -> str:
-        """Published image."""
+        """Published image's name."""
         owner, _, name = row.text("repo").lower().partition("/")
         return f"mswebench/{owner}_m_{name}:pr-{row.values['number']}"
 
@@ -92,7 +92,7 @@ def _convert_to_swe_bench(row: Row) -> Row:
 
 
 def _make_instance_checks(row: Row) -> Checks:
-    """Rules of ``gen_report.py``: all repairs recur, and no passing test fails."""
+    """Rules of ``gen_report.py``: repaired tests pass, and no passing test fails."""
     run, test = (_read_statuses(row.mapping(column)) for column in ("run_result", "test_patch_result"))
     columns = [f"{kind}_tests" for kind in ("p2p", "f2p", "s2p", "n2p")]
     passed, failed, skipped, new = (tuple(row.mapping(each)) if each in row else () for each in columns)

@@ -1,7 +1,7 @@
 """Another provider's model behind the gateway, for evaluation and collection.
 
-Every dialect is relayed as Chat Completions. Turns lack ids and logprobs and are masked as ``relayed``. Failures are
-retried until part of a reply was passed on; then they are a `RemoteFault`.
+Every dialect is relayed as Chat Completions. Turns lack token ids and logprobs and are masked as ``relayed``. Failures
+are retried until part of a reply was passed on; then they are a `RemoteFault`.
 """
 
 from __future__ import annotations
@@ -302,9 +302,10 @@ class RelayedReply:
         if not received.finish:
             raise _Retryable(RemoteFault(f"{self._remote.url} broke off in the middle of a reply"))
         ended = f"{self._remote.url} ended a reply with finish_reason {received.finish}"
-        has_reply = received.content or received.reasoning or received.calls  # then that is the reply
+        # a reply that the filter ended is kept
+        has_reply = received.content or received.reasoning or received.calls
         if received.finish.lower() in FILTERED and not has_reply:
-            raise RemoteFault(ended, fix="switch the filter of its provider off, or use another model")
+            raise RemoteFault(ended, fix="switch off the provider's filter, or use another model")
         if received.error or received.finish.lower() in BROKEN:
             raise _Retryable(RemoteFault(f"{ended}: {json.dumps(received.error)[:500]}" if received.error else ended))
 
@@ -339,7 +340,7 @@ class RelayedReply:
         return {"url": self._remote.url, **received.extra, **returned, "finish_reason": received.finish, "usage": usage}
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """Return the reply; only here are tool calls passed on, if complete."""
+        """Return the reply and its last deltas, with complete tool calls."""
         received = self._received
         rest = [Delta(reasoning=received.reasoning), Delta(content=received.content)] if received.is_whole else []
         complete = received.calls if received.finish else []

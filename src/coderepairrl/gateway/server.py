@@ -315,7 +315,7 @@ class Gateway:
 
 @contextlib.contextmanager
 def _count_refusals(session: Session) -> Iterator[None]:
-    # count a request, and against the episode's calls if it is refused
+    # count a request; if it is refused, charge the episode's calls for it
     session.count_request()
     try:
         yield
@@ -340,8 +340,8 @@ def _raise_backlog(listener: asyncio.Server) -> asyncio.Server:
     # asyncio accepts up to the original backlog (1) per turn of the event loop; with more, clients that connect and
     # hang up would stall all calls
     for each in listener.sockets:
-        with sockets.fromfd(each.fileno(), each.family, each.type) as same:
-            same.listen(BACKLOG)
+        with sockets.fromfd(each.fileno(), each.family, each.type) as duplicate:
+            duplicate.listen(BACKLOG)
     return listener
 
 

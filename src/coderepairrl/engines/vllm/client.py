@@ -33,9 +33,9 @@ class VllmEngine(ServedWeights):
     """A vLLM server, started and supervised or joined by URL.
 
     Logprobs follow `Sampling`, except with top-p, top-k or min-p (evaluation only): then they are those of the
-    truncated distribution. Full weights are replaced in place while requests are held; keys of requests in flight are
-    recomputed, and such a request yields nothing until its end, when the server reports where the version changed.
-    Adapters have versioned names: a request in flight keeps its adapter.
+    truncated distribution. Full weights are replaced in place while requests are held; KV caches of requests in
+    flight are recomputed, and such a request yields nothing until its end, when the server reports where the version
+    changed. Adapters have versioned names: a request in flight keeps its adapter.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class VllmEngine(ServedWeights):
                         async for chunk in chunks:
                             yield chunk
             except RequestRejected as refusal:
-                if (stale := self.explain_restart(stream, refusal)) is None:
+                if (lost := self.explain_restart(stream, refusal)) is None:
                     raise
-                self.server.mark_dead(str(stale))
-                raise stale from refusal
+                self.server.mark_dead(str(lost))
+                raise lost from refusal
             except ServerLost as fault:
                 self.server.mark_dead(str(fault))
                 self.server.require_alive()  # raises with the first reason
 
     async def health(self) -> Mapping[str, float]:
-        """``version``; requests ``running`` and ``waiting``, here or there; tokens since the start: ``prompt_tokens``,
-        of which ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; the used share of the cache
-        ``kv_used``; ``adapters``; ``sleep_seconds`` and ``wake_seconds`` of the last sleep.
+        """``version``; requests ``running`` and ``waiting``, queued here included; tokens since the start:
+        ``prompt_tokens``, of which ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; the used share
+        of the cache ``kv_used``; ``adapters``; ``sleep_seconds`` and ``wake_seconds`` of the last sleep.
         """
         await self.server.call("GET", "/health")
         counters = dict.fromkeys(_COUNTERS.values(), 0.0)
@@ -165,7 +165,7 @@ class _PinnedEngine(Engine):
         return self._engine.sample(ids, sampling, seed, self._version)
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        raise EngineFault(f"version {self._version} is fixed: other versions are served, too")
+        raise EngineFault(f"an engine fixed to version {self._version} loads no weights")
 
     async def health(self) -> Mapping[str, float]:
         return await self._engine.health()
@@ -183,8 +183,8 @@ def _make_sampling_params(sampling: Sampling, seed: int, room: int) -> dict[str,
         "max_tokens": min(sampling.max_tokens, room),
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,
-        "seed": seed & ((1 << 63) - 1),
-        "logprobs": 0,
+        "seed": seed & ((1 << 63) - 1),  # a signed 64-bit integer
+        "logprobs": 0,  # only of the sampled token
         "detokenize": False,
     }
 

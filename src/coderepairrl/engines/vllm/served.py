@@ -123,9 +123,9 @@ class Adapter(NamedTuple):
 class ServedWeights(Engine):
     """Weights of a vLLM engine: full ones are replaced in place, adapters served in parallel.
 
-    While weights change the server is paused, and asleep while others use its GPU; requests stay and continue
+    The server is paused while weights change, and asleep while others use its GPU; requests stay and continue
     afterwards. At vLLM's sleep level 1 weights and adapters move to host memory, and the KV cache is recomputed. Level
-    2 would save the copy, but lose what vLLM derives from weights and no file has.
+    2 would save the copy, but lose what vLLM derives from weights and no file holds.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class ServedWeights(Engine):
                 else:
                     await asyncio.to_thread(weights.verify_checksum, path, checksum)
                 if weights.is_adapter(path):
-                    if self._asleep:  # first, for it may have to wait for requests to end
+                    if self._asleep:  # first: an adapter may wait for requests to end
                         await self._wake_completely()
                     await self._serve_adapter(path, version, checksum)
                 else:
@@ -213,7 +213,7 @@ class ServedWeights(Engine):
                 pass
 
     async def receivers(self) -> tuple[int, float]:
-        """Number of workers, which all receive an offer's weights, and seconds without an answer that are a hang."""
+        """Number of workers, which all receive an offer's weights, and seconds of silence that count as a hang."""
         world = json.loads(await self.server.call("GET", "/get_world_size"))["world_size"]
         return int(world), self.server.patience
 
@@ -251,7 +251,7 @@ class ServedWeights(Engine):
         arguments = [str((offer / weights.OFFER).resolve()), receivers, patience, checksum]
         body = {"method": "receive_policy", "args": arguments}
         with self._traffic.hold_requests():  # a server that receives does not sample
-            try:  # workers give up after at most twice that
+            try:  # workers give up after at most 2 * patience
                 answer = await self.server.call("POST", "/collective_rpc", body=body, seconds=3 * patience)
             except asyncio.CancelledError:
                 self.server.mark_dead("a load was cancelled while the workers received weights")
@@ -294,7 +294,7 @@ class ServedWeights(Engine):
             if weights.is_offer(old):
                 raise EngineFault(f"{refusal}; no file of version {number} exists to go back to") from None
             await self._swap(old, number)
-            # after reading, to show that the files are still the old ones
+            # after loading, to show that the files had not changed
             await asyncio.to_thread(weights.verify_checksum, old, old_checksum)
             return refusal
         self.full = (path, version, checksum)
@@ -308,7 +308,7 @@ class ServedWeights(Engine):
             workers = json.loads(await self.server.call("POST", "/collective_rpc", body=body))["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
             raise RequestRejected(errors[0])
-        # the keys of requests in flight, too: they are recomputed with the new weights
+        # also of requests in flight, whose KV cache is recomputed with the new weights
         query = {"reset_running_requests": "true"}
         if not json.loads(await self.server.call("POST", "/reset_prefix_cache", query=query))["success"]:
             raise RequestRejected("the prefix cache could not be cleared")

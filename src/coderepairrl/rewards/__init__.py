@@ -86,14 +86,14 @@ PRESETS = {
     "thesis_repair": {**_TAG_REWARDS, "search_replace_format": 0.3, "search_replace_similarity": 0.4},
     "thesis_detection": {**_TAG_REWARDS, "classification": 0.7},
 }
-"""Names for several rewards, with the weights of the original's code for tasks of one turn."""
+"""Names for several rewards, weighted as in the thesis' code for single-turn tasks."""
 
 
 def make_rewards(spec: str | Mapping[str, float]) -> list[Weighted]:
     """Build the rewards that `spec` names, each with its weight.
 
-    A name is in `SHIPPED`, ``module:name`` of a class or function (`FunctionReward`), or in `PRESETS`. Weight 0 only
-    measures. Raises `ConfigError`.
+    A name is in `SHIPPED`, ``module:name`` of a class or function (`FunctionReward`), or in `PRESETS`. With weight 0 a
+    reward is only measured. Raises `ConfigError`.
 
     >>> [(reward.name, weight) for reward, weight in make_rewards("thesis_detection")]
     [('reasoning_format', 0.1), ('reasoning_format_strict', 0.2), ('classification', 0.7)]
@@ -160,9 +160,9 @@ def _is_within_limits(number: object) -> bool:
 async def score_episode(
     rewards: Sequence[Weighted], task: Task, episode: Episode, sandbox: SandboxBackend
 ) -> tuple[Score, ...]:
-    """Score `episode` by each reward that is `drawn` for it; one that runs checks only measures tasks that have some.
+    """Score `episode` by each reward `drawn` for it, except those of weight 0 that need checks the task lacks.
 
-    Raises `RewardFault` if a reward fails, exceeds `SECONDS` plus the checks' time, or returns no sensible number;
+    Raises `RewardFault` if a reward fails, exceeds `SECONDS` plus twice the checks' time, or returns no valid `Score`;
     `TaskError` if the task is at fault.
     """
     scores = []
@@ -181,7 +181,7 @@ async def score_episode(
             if clock.expired():
                 raise RewardFault(
                     f"reward {reward.name} gave no answer for task {task.id} within {limit:g} s",
-                    fix="make it faster, or give up inside it",
+                    fix="make it faster, or give it a shorter time limit of its own",
                 ) from error
             stack = "".join(traceback.format_exception(error))
             message = "".join(traceback.format_exception_only(error)).strip()  # works even if str(error) raises

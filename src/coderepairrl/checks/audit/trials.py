@@ -73,7 +73,7 @@ class TaskAudit(NamedTuple):
     fails: bool | None
     """Whether they always fail on the untouched repository."""
     flaky: tuple[str, ...] | None
-    """Tests that ended differently; None for one run."""
+    """Tests whose outcomes varied; None for one run."""
     history: History | None
     wrong: tuple[MutantTrial, ...]
     no_wrong: str
@@ -95,8 +95,8 @@ def draw_tasks(source: TaskSource, limit: int, seed: int) -> list[Task]:
     findings, tasks = task_source.examine_source(source)
     if not tasks:
         raise UsageError(f"{source.name} has no tasks", fix="crrl tasks list shows those of a source")
-    if wrong := next((each for each in findings if not each.ok), None):
-        raise UsageError(f"{source.name}: {wrong.name}: no ({wrong.detail})", fix="give each task an id of its own")
+    if failed := next((each for each in findings if not each.ok), None):
+        raise UsageError(f"{source.name}: {failed.name}: no ({failed.detail})", fix="give each task an id of its own")
     order = list(range(len(tasks)))
     Random(f"{seed}/tasks").shuffle(order)
     return [tasks[at] for at in sorted(order[: limit or None])]
@@ -167,7 +167,9 @@ def _read_trials(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict
             key = row["task"], row["what"], row["run"]
             is_same = digests.get(row["task"], row["of"]) == row["of"]
         except KeyError as error:
-            raise UsageError(f"{file}, line {number}: no trial ({error})", fix="name another folder") from None
+            raise UsageError(
+                f"{file}, line {number}: not a trial: it has no {error}", fix="name another folder with -o"
+            ) from None
         if not is_same:
             raise UsageError(
                 f"{file}, line {number}: task {row['task']} has changed since", fix="name another folder with -o"
@@ -223,21 +225,21 @@ class _Trials:
 
         verdicts = await asyncio.gather(*map(grade_repaired, runs), *map(grade_untouched, runs))
         repaired = [each for each in verdicts[: len(runs)] if each is not None]
-        bug = [each for each in verdicts[len(runs) :] if each is not None]
+        untouched = [each for each in verdicts[len(runs) :] if each is not None]
         if len(repaired) == len(runs):
             audited = audited._replace(passes=not any(each.problem for each in repaired))
-        if len(bug) == len(runs):
-            audited = audited._replace(fails=all(each.problem for each in bug))
+        if len(untouched) == len(runs):
+            audited = audited._replace(fails=all(each.problem for each in untouched))
         if None in (audited.passes, audited.fails):
             return audited._replace(no_wrong="its checks could not run")
         audited = audited._replace(
-            flaky=tuple(task_source.list_flaky_tests(task, bug, repaired)) if len(runs) > 1 else None,
+            flaky=tuple(task_source.list_flaky_tests(task, untouched, repaired)) if len(runs) > 1 else None,
             problems=tuple(
                 f"{each.name}: no ({each.detail})"
-                for each in task_source.make_check_findings(task, bug, repaired)
+                for each in task_source.make_check_findings(task, untouched, repaired)
                 if not each.ok
             ),
-            settled=task_source.keep_steady_tests(task, bug, repaired),
+            settled=task_source.keep_steady_tests(task, untouched, repaired),
         )
         if not (audited.passes and audited.fails):
             return audited._replace(no_wrong="its checks do not tell the reference from the untouched repository")
@@ -258,7 +260,7 @@ class _Trials:
         return audited._replace(wrong=tuple(accepted), no_wrong=no_wrong, same=survey["same"])
 
     async def _try_mutant(self, wrong: WrongPatch, solution: bytes) -> MutantTrial:
-        # Repeated while they pass, as on the reference: a flaky test accepts no mutant.
+        # Repeated while the checks pass, so that a flaky test accepts no mutant.
         question = f"mutant {hashlib.sha256(wrong.patch).hexdigest()[:16]}"
         for run in range(self.settings.repeat):
             verdict = await self._run_verdict_trial(question, run, lambda: self._grade_patched(wrong.patch, solution))
@@ -269,7 +271,7 @@ class _Trials:
         return MutantTrial(wrong, True, "")
 
     async def _grade_patched(self, patch: bytes, solution: bytes) -> Verdict:
-        # A patch may change the scripts that the solution changes; others steer the checks and stay as they are.
+        # A patch may change only those steering files (`grading.steering`) that the reference changes.
         task = replace(self.task, reference=solution)
         return (await task_source.grade_in_fresh_sandbox(task, self.sandbox, patch))._replace(outcomes={})
 
@@ -329,8 +331,8 @@ class _Trials:
             history = await search_history(fresh, objects, before, after)
         mutants = Mutants((), 0, refused)
         if self.settings.mutants and not refused:
-            drawn_by = f"{self.settings.seed}/{self.task.id}"
-            mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self.settings.mutants, drawn_by)
+            seed = f"{self.settings.seed}/{self.task.id}"
+            mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self.settings.mutants, seed)
         return {
             "history": codec.dump(history),
             "wrong": codec.dump(mutants.patches),
@@ -355,7 +357,7 @@ async def _read_content(fresh: Sandbox, path: str) -> bytes | None:
 
 
 async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
-    """Changes of `solution`'s first command, except its files."""
+    """Diff of `solution`'s first command, without `solution.restore`."""
     if problem := await grading.restore_files(fresh, solution):
         raise TaskError(f"the solution cannot be put in place: {problem}")
     await fresh.exec(solution.commands[0].argv, timeout=solution.commands[0].timeout)

@@ -129,7 +129,7 @@ async def digest_common_files(models: Iterable[Path], folders: Iterable[Path]) -
 class RemoteLearner:
     """Connection to rank 0, used like a `Child`."""
 
-    stopped = False  # by SIGSTOP, as `Child.stopped`: unknown of another machine
+    stopped = False  # by SIGSTOP, as `Child.stopped`: not known for another machine
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Mapping[str, Any], listen: str
@@ -143,8 +143,8 @@ class RemoteLearner:
     async def accept(cls, listen: str, processes: int, patience: float) -> Self:
         """Wait up to `patience` seconds for rank 0, which connects for all `processes` ranks.
 
-        Raises `LearnerFault` when none do, `UsageError` for a bad address or number of ranks, `PrerequisiteError` for
-        versions that differ.
+        Raises `LearnerFault` when none connects, `UsageError` for a bad address or number of ranks, `PrerequisiteError`
+        for versions that differ.
         """
         (host, port), secret = parse_address(listen), read_secret()
         joined: asyncio.Future[Self] = asyncio.get_running_loop().create_future()
@@ -255,9 +255,9 @@ def _check_machines(machines: Sequence[Mapping[str, Any]], processes: int) -> No
                 f"the learner on {machine['host']} has different versions: {listed}",
                 fix="install the same on every machine: scripts/setup.sh there, from the same commit",
             )
-    without = [machine["host"] for machine in machines if not machine["gpu"]]
-    if 0 < len(without) < processes:  # ranks with and without a GPU would wait for each other forever
+    without_gpu = [machine["host"] for machine in machines if not machine["gpu"]]
+    if 0 < len(without_gpu) < processes:  # ranks with and without a GPU would wait for each other forever
         raise PrerequisiteError(
-            f"the learner on {without[0]} sees no GPU, while other processes do",
+            f"the learner on {without_gpu[0]} sees no GPU, while other processes do",
             fix="repair the driver or CUDA_VISIBLE_DEVICES there, or set it to '' for every torchrun, to learn on CPUs",
         )

@@ -18,12 +18,12 @@ from typing import Any
 from coderepairrl.errors import ExitCode, PrerequisiteError, RunError
 from coderepairrl.processes.installs import require_extra
 
-LISTEN_SECONDS = 10.0
+LISTEN_SECONDS = 10.0  # of one connection or request
 GONE_SECONDS = 20.0
 """Seconds without a listener after which a head is gone."""
 ANSWER_SECONDS = 60.0
 """The same without an answer."""
-LEAVE_SECONDS = 15.0
+LEAVE_SECONDS = 15.0  # of `ray.shutdown`
 # like `ray health-check`, in a separate process, since no exception or signal ends its retries
 _ASK_HEAD = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
 
@@ -32,14 +32,16 @@ _START_FIX = (
     " set rollout.ray.address=local"
 )
 _RESTART_FIX = (
-    "restart Ray on all of its machines (docs/guides/cluster.md), then continue with its address: runs by --resume"
+    "restart Ray on all of its machines (docs/guides/cluster.md), then repeat the command with Ray's address and, for"
+    " a run, --resume"
 )
 
 
 def import_ray() -> Any:
     """Import Ray. Raises `PrerequisiteError` if not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or a cluster started here would report usage
-    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # or Ray would end actors where the kernel ends guests
+    # or Ray would end an actor when memory runs out, where the kernel ends a guest
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     require_extra("ray", "rollout.executor=ray")
     import ray
 

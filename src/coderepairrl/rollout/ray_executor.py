@@ -124,7 +124,7 @@ def _convert_ray_errors(ray: Any, name: str) -> Iterator[None]:
         yield
     except ray.exceptions.RayError as error:
         if _NOT_IMPORTED in str(error):
-            raise PrerequisiteError(f"{name} cannot be made: {format_on_one_line(error)}", fix=_INSTALL_FIX) from error
+            raise PrerequisiteError(f"{name} cannot start: {format_on_one_line(error)}", fix=_INSTALL_FIX) from error
         raise WorkerFault(f"{name} was lost: {format_on_one_line(error)}") from error
 
 
@@ -149,7 +149,7 @@ async def ray_executor(
     """
     arguments = (read_versions(), str(Path.cwd()), sys.path, pickle.dumps(setup), engine.context)
     async with connect_ray(address) as ray:
-        remote = ray.remote(WorkerActor).options(
+        actor_class = ray.remote(WorkerActor).options(
             num_cpus=CPUS,
             memory=memory * capacity or None,
             max_restarts=0,
@@ -160,7 +160,7 @@ async def ray_executor(
 
         async def connect(number: int) -> Connection:
             with _convert_ray_errors(ray, "an actor"):
-                actor = remote.remote()
+                actor = actor_class.remote()
             connection = _ActorConnection(ray, actor, f"actor {number}")
             try:
                 with _convert_ray_errors(ray, "an actor"):
@@ -168,7 +168,7 @@ async def ray_executor(
                 connection.name = f"actor {number} on {host}"
                 if pickled_error:
                     error: Exception = pickle.loads(pickled_error)
-                    # any other may pass, such as a full disk
+                    # other errors may be temporary, such as a full disk
                     if not isinstance(error, ConfigError | PrerequisiteError | CombinedError):
                         raise WorkerFault(f"an actor on {host} did not start: {error}") from error
                     raise PrerequisiteError(f"{connection.name}: {error}", fix=error.fix) from error
@@ -180,9 +180,9 @@ async def ray_executor(
         def describe() -> str:
             total, free = ray.cluster_resources(), ray.available_resources()
             return (
-                f"an actor takes {CPUS:g} CPU and {memory * capacity / 1e9:.1f} GB of memory, and free are"
-                f" {free.get('CPU', 0.0):g} of the cluster's {total.get('CPU', 0.0):g} CPUs and"
-                f" {free.get('memory', 0.0) / 1e9:.1f} of its {total.get('memory', 0.0) / 1e9:.1f} GB"
+                f"an actor takes {CPUS:g} CPU and {memory * capacity / 1e9:.1f} GB of memory; the cluster has"
+                f" {free.get('CPU', 0.0):g} of {total.get('CPU', 0.0):g} CPUs and"
+                f" {free.get('memory', 0.0) / 1e9:.1f} of {total.get('memory', 0.0) / 1e9:.1f} GB free"
             )
 
         async with RemoteExecutor(

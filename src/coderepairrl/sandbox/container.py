@@ -89,8 +89,8 @@ class Container(GuestBackend):
 
     def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
         """`WORKDIR`, or the working folder of the image."""
-        kind, _, where = prepared.workspace.partition(":")
-        return self._inspect_image(where)[0] if kind == "image" else WORKDIR
+        kind, _, image = prepared.workspace.partition(":")
+        return self._inspect_image(image)[0] if kind == "image" else WORKDIR
 
     @property
     def missing_controllers(self) -> Sequence[str]:
@@ -171,8 +171,8 @@ class Container(GuestBackend):
                 f"{self.name} cannot use {environment}, the environment of a task",
                 fix="sandbox=bwrap, or environment=false for its source and an image that has what its tests need",
             )
-        kind, _, where = prepared.workspace.partition(":")
-        image = where if kind == "image" else self._image or IMAGE
+        kind, _, location = prepared.workspace.partition(":")
+        image = location if kind == "image" else self._image or IMAGE
         _, hidden_in_image = self._inspect_image(image)
         socket_folder = box / "sock"
         socket_folder.mkdir()

@@ -90,7 +90,7 @@ class Control:
             sent = self.socket.sendmsg([message], rights)
             message = message[sent:]
         self.socket.sendall(message + body if len(body) < 1 << 16 else message)
-        if len(body) >= 1 << 16:
+        if len(body) >= 1 << 16:  # without copying it
             self.socket.sendall(body)
 
     def _receive_exactly(self, size: int) -> bytes:
@@ -127,8 +127,8 @@ def describe_failure(error: Exception) -> dict[str, Any]:
     """Build the reply to a failed request."""
     if isinstance(error, OSError) and error.errno:
         return {"errno": error.errno, "error": error.strerror or str(error)}
-    if isinstance(error, ValueError):  # a path with a NUL, or text that is no name
+    if isinstance(error, ValueError):  # a path with a NUL, or text that is no name; 22: EINVAL
         return {"errno": 22, "error": str(error)}
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError):  # 12: ENOMEM
         return {"errno": 12, "error": "Cannot allocate memory"}
-    return {"errno": 5, "error": f"{type(error).__name__}: {error}"}
+    return {"errno": 5, "error": f"{type(error).__name__}: {error}"}  # 5: EIO

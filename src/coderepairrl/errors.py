@@ -86,7 +86,7 @@ _INACCESSIBLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, err
 def exit_on_error() -> Iterator[None]:
     """Turn errors into an exit code and a line on stderr.
 
-    Catches our errors, Ctrl-C, inaccessible paths, ``~`` of no user, and JSON or TOML nested too deep for Python.
+    Catches our errors, Ctrl-C, inaccessible paths, ``~`` of unknown users, and JSON or TOML nested too deep for Python.
     Anything else is a bug and keeps its traceback.
     """
     try:
@@ -112,7 +112,7 @@ def exit_on_error() -> Iterator[None]:
     except RuntimeError as error:
         if str(error) != "Could not determine home directory.":  # from `Path.expanduser`
             raise
-        print("error: a path begins with ~ and the name of no user", file=sys.stderr)
+        print("error: a path begins with ~ and an unknown user name", file=sys.stderr)
         print("  fix: write the folder out: /home/NAME/...", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     except KeyboardInterrupt:
@@ -197,7 +197,7 @@ class AgentFault(Fault):
     """The agent program broke (crash, missing executable).
 
     `how` is ``exit 1``, ``SIGSEGV`` or the like; `printed` is the program's output. Before the model's first reply the
-    episode is VOID. Afterwards the policy may be the cause: it ends in CRASH, with a score.
+    episode is VOID; afterwards it ends in CRASH, with a score: the policy may be the cause.
     """
 
     boundary = "agent"

@@ -85,7 +85,7 @@ def test_completion(words: str, expected: str) -> None:
         ("tasks verify handmade --mutants 3", "--mutants is for --deep", "leave out --mutants"),
         ("tasks verify handmade --deep --reward tests", "--reward is not for --deep", "leave out --reward"),
         ("tasks shell handmade handmade/pagr", "handmade has no task handmade/pagr", "such as handmade/pager"),
-        ("serve ~nobody-here/x", "a path begins with ~ and the name of no user", "write the folder out"),
+        ("serve ~nobody-here/x", "a path begins with ~ and an unknown user name", "write the folder out"),
         ("compare 1/2 2/2 --format latex --json", "--json and --format latex exclude each other", "name one of them"),
         ("train hello --verbose", "--verbose is an option of --dry-run", "add --dry-run, or leave out --verbose"),
         ("compare 1/2 2/2 --tasks absent.txt", "--tasks completes reports and outcome files", "leave out --tasks"),

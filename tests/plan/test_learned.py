@@ -108,7 +108,7 @@ def test_two_tasks_of_one_id_are_neither_trained_on_nor_collected_from(tmp_path:
 def test_a_share_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"tasks.holdout=1 leaves none of the 60 tasks"):
         trained(config(tmp_path, holdout=1.0))
-    with pytest.raises(TaskError, match="none of the 60 tasks is among the 0 that are collected from"):
+    with pytest.raises(TaskError, match="none of the 60 tasks is in the share of 0 that crrl collect attempts"):
         collected(config(tmp_path, holdout=0.0))
     assert len(collected(config(tmp_path, holdout=1.0))) == 60
 

@@ -45,7 +45,7 @@ class TaskReader:
         self._results: dict[str, _SourceTasks | CodeRepairError] = {}
 
     def read(self, source: str, options: Mapping[str, Any]) -> _SourceTasks:
-        """Read the tasks of a source. Raises `CodeRepairError`, for the same source the same."""
+        """Read the tasks of a source. Raises the same `CodeRepairError` each time."""
         key = _source_key(source, options)
         if key not in self._results:
             try:
@@ -87,10 +87,10 @@ class TaskReader:
         return dict(zip(evaluations, make_each(self._read_evaluation_tasks, evaluations.values()), strict=True))
 
     def _read_evaluation_tasks(self, evaluation: Eval) -> tuple[Task, ...]:
-        named = [(evaluation.source, evaluation.options)]
+        sources = [(evaluation.source, evaluation.options)]
         if not evaluation.source:  # the training tasks' sources
-            named = [(each.source, evaluation.options or each.options) for each in self.sources]
-        distinct = {_source_key(*each): each for each in named}.values()  # training may name a source twice
+            sources = [(each.source, evaluation.options or each.options) for each in self.sources]
+        distinct = {_source_key(*each): each for each in sources}.values()  # training may name a source twice
         everything = [task for each in distinct for task in self.read(*each).tasks]
         selected = draw_task_sample(
             _tasks_of_split(everything, evaluation.split), evaluation.tasks, self.config.run.seed
@@ -108,8 +108,8 @@ class TaskReader:
         ]
         if not any(each.tasks for each in collected):
             raise TaskError(
-                f"none of the {sum(len(each.tasks) for each in shares)} tasks is among the {share:g} that are"
-                " collected from",
+                f"none of the {sum(len(each.tasks) for each in shares)} tasks is in the share of {share:g} that"
+                " crrl collect attempts",
                 fix="collect from a larger share: tasks.holdout=0.5",
             )
         seed, evaluations = self.config.run.seed, self.config.eval.each
@@ -208,7 +208,7 @@ def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[W
     if not any(weight and reward.takes_verified for reward, weight in weighted):
         raise ConfigError(
             f"{key}, and no reward with a weight compares patches with further references",
-            fix="pay for patch_edits, patch_lines or hybrid, or leave it out",
+            fix="give patch_edits, patch_lines or hybrid a weight, or leave the setting out",
         )
     if not is_attempted_twice(config, len(tasks)):
         raise ConfigError(
@@ -219,7 +219,7 @@ def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[W
 
 
 def is_attempted_twice(config: Config, tasks: int) -> bool:
-    """Whether any of this many training `tasks` may be attempted in two steps."""
+    """Whether any of `tasks` training tasks may be attempted in two steps."""
     drawn = config.run.steps * config.rollout.tasks_per_step
     # a curriculum may draw a task again before all were drawn; without steps nothing is known
     return config.curriculum != Curriculum() or not 0 < drawn <= tasks
@@ -296,7 +296,7 @@ def resolve_measured_reward(config: Config, tasks: Iterable[Task]) -> Config:
 def choose_reward(tasks: Sequence[Task], *, for_training: bool = False) -> dict[str, float]:
     """Weighted rewards that recognise repairs of `tasks`, by checks, else references, else answers.
 
-    `for_training` joins references to the checks: a group that never passes would teach nothing. Raises `ConfigError`
+    `for_training` adds references to the checks: a group that never passes would teach nothing. Raises `ConfigError`
     without a common measure.
     """
     references = all(task.reference.strip() for task in tasks)

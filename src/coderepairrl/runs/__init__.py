@@ -96,15 +96,15 @@ class RunFolder:
     def require_free(self) -> None:
         """Raise `UsageError` if the folder holds a run, foreign files, or is unreadable."""
         try:
-            logged = self.log.stat().st_size if self.log.exists() else None
+            log_size = self.log.stat().st_size if self.log.exists() else None
             has_other_files = (
-                logged is None and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir())
+                log_size is None and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir())
             )
         except OSError as error:
             raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
         if has_other_files:
             raise UsageError(f"{self.path} has other files in it", fix="choose another run.name or run.dir")
-        if logged:
+        if log_size:
             raise UsageError(
                 f"{self.path} already holds a run",
                 fix="continue it with --resume, or choose another run.name, or -o FOLDER if you gave one",
@@ -180,7 +180,7 @@ class RunFolder:
         _write_json_lines(self.path / "metrics.jsonl", map(codec.dump, steps))
 
     def add_metrics(self, step: Mapping[str, Any]) -> None:
-        """Append one step's line, or nothing. Raises `RunError` when the disk is full."""
+        """Append one step's line atomically. Raises `RunError` when the disk is full."""
         with closing(JsonLines(self.path / "metrics.jsonl")) as lines:
             lines.append(codec.dump(step))
 

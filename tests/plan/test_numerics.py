@@ -170,7 +170,7 @@ def test_decay_counts_the_updates_of_minibatches() -> None:
     assert make_learn_settings(rates(minibatches=4)).rate(39) < 1e-6
     with pytest.raises(ValueError, match="ends before the run's 80 updates"):
         rates(minibatches=4, updates_per_batch=2)
-    with pytest.raises(ValueError, match="minibatches=33 of the 32 episodes"):
+    with pytest.raises(ValueError, match="minibatches=33 exceeds the 32 episodes"):
         rates(minibatches=33)
 
 

@@ -1,4 +1,4 @@
-"""Settings of a run by section, typed, with defaults, bounds and meaning; implementations are names.
+"""Typed settings of a run by section, with defaults, bounds and meaning; implementations are given by name.
 
 A section written as a string is its `name`: `engine=tiny` is `engine.name=tiny`.
 """
@@ -37,14 +37,14 @@ Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
 Correction = Literal["off", "token"]
 Baseline = Literal["zscore", "mean", "leave_one_out", "batch", "none"]
 _VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p", "agent"}
-"""Settings that an evaluation of `also` may change; steps, reward and limits are those of the first."""
+"""Settings that an evaluation of `also` may change; steps, reward and limits are those of `eval`."""
 Tracker = Literal["tensorboard", "trackio", "wandb"]
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 KIND_NAME = r"^[a-z][a-z0-9_-]*$"
 
 
 class Section(BaseModel):
-    """Base of all sections: rejects unknown keys; values are final."""
+    """Base of all sections: rejects unknown keys; values are immutable."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True
@@ -54,7 +54,7 @@ class Section(BaseModel):
 Short = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 """A section written as its `name`."""
 Folder = Annotated[str, AfterValidator(expanduser)]
-"""A folder, perhaps below `~`, which shells leave as it is in ``KEY=~/VALUE``."""
+"""A folder; `~` is expanded, since shells do not expand it in ``KEY=~/VALUE``."""
 OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """A list written as its one item."""
 Words = BeforeValidator(lambda value: [word.strip() for word in value.split(",")] if isinstance(value, str) else value)
@@ -73,7 +73,7 @@ class Health(Section):
     action: Literal["stop", "warn"] = "stop"
     """`stop` stops the run, since one that cannot learn costs GPU-hours; `warn` only warns."""
     patience: int = Field(default=10, ge=2)
-    """Consecutive steps with a problem before the run stops; half of them warn. Single steps are noise."""
+    """Consecutive steps with a problem before the run stops; half as many warn. Single steps are noise."""
     off: tuple[GateName, ...] = ()
     """Gates to switch off (docs/guides/training.md lists them)."""
 
@@ -106,7 +106,7 @@ class Gpu(Section):
     """Assumptions of the plan of `--dry-run` about each GPU; nothing else uses them (docs/guides/plan.md)."""
 
     memory_gb: float = Field(default=0.0, ge=0)
-    """Memory in GB (10^9 bytes). 0 asks the driver; without a driver memory is not checked."""
+    """Memory in GB (10^9 bytes). 0 asks the driver; without a driver, memory is not checked."""
     tflops: float = Field(default=312.0, gt=0)
     """Peak speed in dense bf16 TFLOP/s; the default is an A100's."""
     bandwidth_gb: float = Field(default=2_000.0, gt=0)
@@ -142,7 +142,7 @@ class Sandbox(Section):
 
     name: str = "auto"
     """Backend: `bwrap`, `sandlock`, `docker`, `podman` or `module:Class`. `auto` takes bwrap if it works, else
-    sandlock. `unsafe-local` isolates nothing, so it is never chosen unnamed."""
+    sandlock. `unsafe-local` isolates nothing, so it must be named."""
     options: dict[str, Any] = {}
     """Limits on memory, processes, files and time, and options of the backend (docs/guides/sandbox.md)."""
 
@@ -159,11 +159,11 @@ class Engine(Section):
     (docs/guides/cluster.md)."""
     share_devices: bool | Literal["turns"] = False
     """Whether engine and learner may use the same GPU. `true`: both stay in its memory, so limit the engine. `turns`
-    (`vllm`, one learner process; not run on a GPU): the engine sleeps while the learner steps, and the learner's state
+    (`vllm`, one learner process; untested on GPUs): the engine sleeps while the learner steps, and the learner's state
     is in host memory while the engine samples (docs/guides/cluster.md)."""
     weights: Literal["file", Route] = "file"
     """How full weights reach the engine: as a file, or, for `vllm`, as tensors by `gloo` (host memory of one machine)
-    or `nccl` (between GPUs, where it has not run). `file` works everywhere. Adapters are always files."""
+    or `nccl` (between GPUs; untested). `file` works everywhere. Adapters are always files."""
     weights_dir: Folder = ""
     """Folder for weights on their way to the engine; empty is `/dev/shm`. An engine on another machine needs a folder
     on a shared file system."""
@@ -255,12 +255,12 @@ class Tasks(Section):
     """Several weighted sources instead of `source`, as `[[tasks.sources]]`."""
     verify: bool = True
     """Test the reward before the first step, since a broken grader looks like a policy that repairs nothing: a
-    reference must earn 1, a patch that changes nothing 0 (docs/guides/rewards.md). Up to 50 references are all tested,
-    of more 3 per environment; results are cached until task, checks, sandbox or packages change."""
+    reference must earn 1, a patch that changes nothing 0 (docs/guides/rewards.md). Up to 50 references, all are tested;
+    beyond, 3 per environment; results are cached until task, checks, sandbox or packages change."""
     verified_references: int | None = Field(default=None, ge=0)
-    """Repairs per task, made by the policy and passed by the checks, that become further references of `patch_edits`,
-    `patch_lines` and `hybrid` (docs/guides/rewards.md); checks must run, at least as `reward.tests=0`. Unset: 4 if
-    `reward` is empty, all tasks have checks and references, and tasks come up twice; else 0."""
+    """Repairs per task, made by the policy, that pass the checks and become further references of `patch_edits`,
+    `patch_lines` and `hybrid` (docs/guides/rewards.md); checks must run, if only as `reward.tests=0`. Unset: 4 if
+    `reward` is empty, all tasks have checks and references, and tasks are attempted twice; else 0."""
     holdout: float | None = Field(default=None, ge=0, le=1)
     """Share of the tasks, by MD5 of their ids, that `crrl collect` attempts and training leaves out. Unset: `crrl
     collect` attempts a quarter, and training takes all."""
@@ -273,7 +273,7 @@ class Tasks(Section):
     @model_validator(mode="after")
     def _check_sources(self) -> Tasks:
         if self.sources and (self.source != "jsonl" or self.options):
-            raise ValueError("sources stand in place of source and options: leave these out")
+            raise ValueError("sources replace source and options: leave these out")
         kinds: dict[tuple[str, str], str] = {}
         for each in self.sources:  # evaluated tasks of a source take its kind, so it must have one only
             if kinds.setdefault((each.source, repr(each.options)), each.kind) != each.kind:
@@ -348,8 +348,8 @@ class Data(Section):
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest example in tokens; unset is the model's context."""
     unfit: Literal["refuse", "drop"] = "refuse"
-    """Examples longer than `max_tokens`, or that the template cannot write: refuse the run, or drop, count and name
-    them."""
+    """Examples longer than `max_tokens`, or that the template cannot render: refuse the run, or drop, count and
+    name them."""
 
 
 class Model(Section):
@@ -441,7 +441,8 @@ class Learning(Section):
     """Denominator of the ratio: the engine's logprobs (`recorded`), or the learner's from before the first update
     (`recomputed`), which half precision needs and which cost a forward pass."""
     micro_tokens: int = Field(default=8_192, ge=16)
-    """Distinct tokens per forward pass, which decide the activations' memory; gradients accumulate over the batch."""
+    """Tokens per forward pass, with shared prefixes counted once; they decide the activations' memory. Gradients
+    accumulate over the batch."""
     lora: Annotated[Lora | None, Switch] = None
     """Train adapters instead of all weights: `true`, or a table of `rank`, `alpha` and `targets`."""
     precision: Precision = "fp32"
@@ -501,7 +502,7 @@ class Train(Learning):
     @model_validator(mode="after")
     def _check_schedule(self) -> Train:
         if self.warmup_ratio is not None and (self.warmup_updates or self.decay_updates):
-            raise ValueError("warmup_ratio stands in place of warmup_updates and decay_updates: leave these out")
+            raise ValueError("warmup_ratio replaces warmup_updates and decay_updates: leave these out")
         return self
 
 
@@ -538,7 +539,7 @@ class Eval(Section):
     agent: Annotated[Agent | None, Short] = None
     """Agent; unset is the run's. `kinds.NAME.agent` comes first."""
     also: dict[str, dict[str, Any]] = {}
-    """Further evaluations at the same steps, by name, each with what differs: `{greedy = {temperature = 0}}`."""
+    """Further evaluations at the same steps, by name, each with its own settings: `{greedy = {temperature = 0}}`."""
 
     @property
     def is_due(self) -> bool:
@@ -562,7 +563,9 @@ class Eval(Section):
         problems = []
         for name, other in value.items():
             if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in ("eval", "train"):
-                problems.append(f"an evaluation cannot be called {name!r}: small letters, and not eval or train")
+                problems.append(
+                    f"an evaluation cannot be called {name!r}: use lower-case letters, digits and _, not eval or train"
+                )
             varied = ", ".join(sorted(_VARIED))
             problems += [
                 f"{name}.{key}: a further evaluation varies {varied}" for key in sorted(other.keys() - _VARIED)
@@ -669,7 +672,7 @@ class Config(Section):
         if self.reward and (unknown := sorted({*train.tie_break} - measured)):
             yield f"train.tie_break: {unknown[0]} is not measured: add it to reward, with weight 0"
         if train.minibatches > episodes:
-            yield f"train.minibatches={train.minibatches} of the {episodes} episodes of a step"
+            yield f"train.minibatches={train.minibatches} exceeds the {episodes} episodes of a step"
         if self.data.epochs is None and (problem := self.describe_early_decay()):  # else examples decide the steps
             yield problem
 

@@ -77,7 +77,7 @@ RENAMED = {
     "tiledb-py": "tiledb",
 }
 """Names on PyPI of conda packages that have another name there; empty: not installed."""
-# a conda package: perhaps a channel, the name, and the version; what follows a bracket is conda's own
+# a conda package: optional channel, name, version; what follows a bracket is for conda alone
 _PACKAGE = re.compile(r"(?:[\w.-]+::)?(?P<name>[\w.-]+)\s*(?P<version>[^\[]*)")
 # a YAML list item without its comment
 _ITEM = re.compile(r"(?P<indent>\s*)-\s+(?P<text>[^#]*?)\s*(\s#.*)?$")
@@ -144,7 +144,7 @@ _CHUNK_BYTES = 32 << 20
 _MAX_FILES = 1 << 20
 _SHOWN_CHARS = 600
 _BUILD = (resources.files(__package__) / "programs/build.sh").read_text()
-# arguments: paths, of which the first file is edited by the commands on standard input and printed
+# arguments: paths, of which the first that exists is edited by the commands on standard input and printed
 _EDIT_CONDA_FILE = """
 for path in "$@"; do
     if [ -f "$path" ]; then
@@ -189,7 +189,7 @@ class Specification(BaseModel):
     requirements: tuple[str, ...] = ()
     """Requirements of pip to install before the project."""
     frozen: tuple[str, ...] = ()
-    """Lines of ``pip freeze``, each installed without dependencies; they win over `requirements` and the project's.
+    """Lines of ``pip freeze``, each installed without dependencies; they override `requirements` and the project's.
 
     A withdrawn release is replaced by the next of its series; unavailable ones are left out (`Environment.left_out`).
     """
@@ -208,7 +208,7 @@ class Specification(BaseModel):
     install: str = ""
     """Bash commands that install the project and what it needs; empty: install the project with `extras`.
 
-    Their pip is uv's, and never installs editable.
+    Their pip is uv's, and makes no editable installs.
     """
     version: str = ""
     """Version of a project that takes it from git tags."""
@@ -233,7 +233,7 @@ class Specification(BaseModel):
 
 
 class _BuildReport(BaseModel):
-    # printed by `strip_project.py`, which describes the fields; untrusted: the project may have changed that Python
+    # printed by `strip_project.py`, which describes the fields; untrusted: the project may have changed its Python
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     imports: str
@@ -346,7 +346,10 @@ async def _add_conda_packages(specification: Specification) -> Specification:
             result = await box.exec(argv, stdin=edits, timeout=_TIMEOUT_SECONDS, max_bytes=_CHUNK_BYTES)
     if not result.ok:
         output = printable(result.output[-_SHOWN_CHARS:].decode("utf-8", "replace"))
-        raise TaskError(f"{workspace} has none of {', '.join(file.paths)}: {output}", fix="correct its specification")
+        raise TaskError(
+            f"{workspace} has none of {', '.join(file.paths)}, or the edits fail: {output}",
+            fix="correct its specification",
+        )
     python, conda_packages = parse_conda_file(result.output.decode("utf-8", "replace"))
     packages = (*conda_packages, *specification.requirements)
     return specification.model_copy(update={"python": specification.python or python, "requirements": packages})
@@ -378,8 +381,8 @@ async def _build_in_sandbox(specification: Specification, python: Path, target: 
         workspace = specification.workspace or f"dir:{home / 'nothing'}"
         task = Task(f"environment/{target.stem}", "build", "python", workspace, b"")
         async with serve_proxy(home / "index.sock", PYPI, index) as refused, backend.open(task) as box:
-            reached = await box.reach(str(home / "index.sock"))
-            env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, **make_uv_settings(index, reached)}
+            proxy_url = await box.reach(str(home / "index.sock"))
+            env = {"HTTPS_PROXY": proxy_url, "ALL_PROXY": proxy_url, **make_uv_settings(index, proxy_url)}
             return await _install(box, specification, uv, python, env, target, refused)
 
 
@@ -446,7 +449,7 @@ def _read_build_output(output: bytes, target: Path) -> _BuildReport:
     try:
         facts = _BuildReport.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
-        raise _reject_build(f"no report of what it has: {error.errors()[0]['msg']}") from error
+        raise _reject_build(f"no valid report of its packages: {error.errors()[0]['msg']}") from error
     for path in facts.built:
         if "\0" in path:
             raise _reject_build(f"a path with a NUL byte: {path!r}")
@@ -490,7 +493,7 @@ def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
                 if links.intersection(PurePosixPath(each.name).parents):
                     raise _reject_build(f"a path through a link: {each.name!r}")
                 if each.islnk() and PurePosixPath(os.path.normpath(each.linkname)) in links:
-                    raise _reject_build(f"a second name of a link: {each.name!r}")  # tarfile would make that one first
+                    raise _reject_build(f"a hard link to a link: {each.name!r}")  # tarfile would make the link first
             for each in sorted(members, key=tarfile.TarInfo.issym):
                 tar.extract(each, target, filter="fully_trusted")
     # ValueError: a NUL in a name; KeyError: a hard link to nothing; RecursionError: nested headers
@@ -509,7 +512,7 @@ def _relocate_entry(member: tarfile.TarInfo, target: Path, python: Path) -> tarf
     link_target = PurePosixPath(os.path.normpath(member.linkname))
     if member.issym() and member.linkname.startswith("/"):
         if not any(link_target.is_relative_to(place) for place in ("/usr", python.parent.parent)):
-            raise _reject_build(f"a link out of it: {member.linkname!r}")
+            raise _reject_build(f"a link to a path outside it: {member.linkname!r}")
         checked = tarfile.tar_filter(member, str(target))
     else:
         checked = tarfile.data_filter(member, str(target))

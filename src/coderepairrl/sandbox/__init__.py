@@ -35,12 +35,12 @@ SHIPPED = {
 }
 
 _SANDLOCK_CAVEATS = (
-    "weaker than bwrap: no namespaces, so file names elsewhere can be guessed, tables of the host read in /proc, "
-    "nothing inside can listen, /tmp and /dev/shm are refused, threads and disk are not counted"
+    "weaker than bwrap: no namespaces, so file names elsewhere can be guessed, and the host's mounts and connections "
+    "read in /proc; nothing inside can listen, /tmp and /dev/shm are refused, threads and disk are not counted"
 )
-"""Caveats of sandlock; see its module."""
+"""See module `sandlock`."""
 _SANDLOCK_BREAKS = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
-"""The caveats of sandlock that can make a program fail."""
+"""Caveats that can make a program fail."""
 
 
 def make_backend(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
@@ -89,7 +89,7 @@ def choose_backend(name: str = "auto") -> BackendChoice:
     Raises `PrerequisiteError` if neither works; its `fix` says how to get one.
     """
     if name != "auto":
-        return BackendChoice(name, "as sandbox.name asks")
+        return BackendChoice(name, "set by sandbox.name")
     failures: list[Finding] = []
     for entry in _check_isolating():
         if not entry.ok:

@@ -30,7 +30,7 @@ class ScanArguments(NamedTuple):
     state: str
     last: str
     returns_pair: bool
-    """Always returns a pair."""
+    """Returns a pair without `last`, too."""
 
 
 SCANS = {
@@ -41,7 +41,7 @@ SCANS = {
 States = dict[int | None, Tensor | None]
 """State after each part, by its end; None before the root."""
 _PACKING_ARGUMENTS = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
-"""Arguments for rows end to end, wrong for a part of a tree."""
+"""Arguments that separate packed rows, wrong for a part of a tree."""
 _spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())  # of the layer being computed
 
 
@@ -65,13 +65,13 @@ def install_tree_functions(model: nn.Module) -> bool:
                 setattr(module, function, replacement)
     if has_recurrence:
         for layer in model.modules():
-            if isinstance(layer, GradientCheckpointingLayer):  # its hooks also run when it is computed again
+            if isinstance(layer, GradientCheckpointingLayer):  # its hooks also run when it is recomputed
                 _pass_spans(layer)
     return has_recurrence
 
 
 class TreePart(NamedTuple):
-    """Consecutive tokens; only the last has several descendants.
+    """Consecutive tokens; only the last may branch.
 
     >>> list(split_tree([Span(0, 3, ()), Span(3, 5, ((0, 2),))]))
     [TreePart(start=0, stop=2, parent=None), TreePart(start=2, stop=3, parent=2), TreePart(start=3, stop=5, parent=2)]
@@ -95,16 +95,16 @@ def split_tree(spans: Sequence[Span]) -> Iterator[TreePart]:
 
 def _pass_spans(layer: nn.Module) -> None:
     # not every layer passes its option `spans` on to the functions
-    tokens: list[Token[tuple[Span, ...]]] = []
+    reset_tokens: list[Token[tuple[Span, ...]]] = []
 
     def before(_: nn.Module, __: Any, options: dict[str, Any]) -> None:
         if options.get("store") is not None:
             raise UsageError("a tree with recurrent layers is not computed in chunks")
-        tokens.append(_spans.set(tuple(options.get("spans") or ())))
+        reset_tokens.append(_spans.set(tuple(options.get("spans") or ())))
 
     def after(*_: Any) -> None:
-        if tokens:  # not where `before` raised
-            _spans.reset(tokens.pop())
+        if reset_tokens:  # not where `before` raised
+            _spans.reset(reset_tokens.pop())
 
     layer.register_forward_pre_hook(before, with_kwargs=True)
     layer.register_forward_hook(after, always_call=True)

@@ -13,21 +13,21 @@ from coderepairrl.learn.algorithms import RECIPES, Recipe
 from coderepairrl.processes.installs import require_extra, require_train
 
 Form = Literal["model", "adapter"]
-"""Whole model, or adapters on the engine's."""
+"""What an engine loads: all weights, or adapters."""
 
 LOGITS = 1 << 26
 """Logits in memory at a time: 256 MiB in float32."""
 BUCKET = 1 << 26
 """Numbers that ZeRO reduces at a time: 256 MiB in float32."""
 NF4_BLOCK = 64
-"""Numbers per scale (QLoRA, arXiv 2305.14314)."""
+"""Weights per scale (QLoRA, arXiv 2305.14314)."""
 SAMPLED_ONLY = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs",
                 "mismatch_correction", "entropy", "value_head")  # fmt: skip
-"""Settings for sampled tokens, which `sft` has not."""
+"""Settings for sampled tokens, which `sft` lacks."""
 VALUE_WEIGHT, VALUE_CLIP = 0.1, 0.2
 """Weight of the value loss, and bound of a value's change: TRL's PPO."""
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
-"""Gated DeltaNet's targets; layers of one output per head are none."""
+"""Gated DeltaNet's LoRA targets, without layers of one output per head."""
 
 
 class LearnSettings(Learning):
@@ -42,9 +42,9 @@ class LearnSettings(Learning):
     temperature: float = Field(default=1.0, gt=0)
     """Temperature of sampling and logprobs."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    """Constant denominator per episode."""
+    """Constant denominator of `dr_grpo`."""
     quantise: Quantise = "none"
-    """Format below adapters."""
+    """Format of base weights."""
     seed: int = 0
     """Seed of the adapters' initial weights, the only random numbers."""
 
@@ -89,7 +89,7 @@ class LearnSettings(Learning):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         self._check_algorithm()
-        self._check_values()
+        self._check_value_head()
         self._check_correction()
         self._check_imitation()
         self._check_processes()
@@ -117,10 +117,10 @@ class LearnSettings(Learning):
         if self.delta is not None and self.delta <= 1 + self.clip[1]:
             raise ConfigError(
                 f"delta={self.delta:g} is not above 1 + eps_high = {1 + self.clip[1]:g}, where the clip acts already",
-                fix="a larger delta",
+                fix="set a larger delta",
             )
 
-    def _check_values(self) -> None:
+    def _check_value_head(self) -> None:
         if not self.value_head:
             return
         if self.algorithm not in ("ppo", "sft"):
@@ -130,7 +130,7 @@ class LearnSettings(Learning):
             )
         if self.baseline not in ("batch", "none"):
             raise ConfigError(
-                f"advantage={self.baseline} with value_head=true: the value of its context is the baseline of a token",
+                f"advantage={self.baseline} with value_head=true: a token's baseline is the value of its context",
                 fix="leave advantage out (advantages with mean 0 and deviation 1 over the batch), or advantage=none",
             )
         if self.strategy.startswith("zero"):

@@ -20,7 +20,7 @@ GATHERED_LAYERS = 3
 MOMENTS_PER_SCALE = 256
 """8-bit moments that share a float32 scale (bitsandbytes); those of small tensors are float32."""
 NF4 = 0.5 + 4 / NF4_BLOCK
-"""Bytes of a quantised weight with its part of a scale."""
+"""Bytes of a quantised weight with its share of a scale."""
 
 
 class LearnerMemory(NamedTuple):
@@ -40,7 +40,7 @@ class LearnerMemory(NamedTuple):
     work: int
     """Further needs of a layer's backward pass, with checkpointing including what is recomputed."""
     logits: int
-    """A chunk of logits with its gradient: it comes before the layers, so the larger of this and `work` counts."""
+    """Chunk of logits with its gradient, freed before the layers' backward pass: the larger of it and `work` counts."""
 
     @property
     def static(self) -> int:
@@ -92,11 +92,11 @@ def compute_learner_memory(
         )
     logits = _count_logits_bytes(model, settings, trained or tokens)
     activations, work = _count_activation_bytes(model, settings, longest, tokens, gpu=gpu)
-    if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
+    if settings.value_head or settings.entropy:  # values per token, and the gradient of its state from the head
         activations += (32 + 4 * model.hidden * settings.value_head) * tokens
     if quantised_each:  # the numbers of one matrix, in the type of the files and in that of the product
         work += (2 if half else 6 if model.half else 4) * model.largest_linear
-    if not lora:  # the gradient of a tied head is there until the end
+    if not lora:  # the gradient of a tied head is held until the end
         work += 4 * model.embedding * model.tied
     return LearnerMemory(
         weights=weights // (ranks if divides_weights else 1) + (0 if lora else zero_copy),
@@ -120,7 +120,7 @@ def _count_logits_bytes(model: Architecture, settings: LearnSettings, trained: i
     chunk = min(trained, most)
     logits = 4 * chunk * model.vocabulary * copies
     if settings.precision == "bf16":  # the head's weights in float32, or their gradient:
-        # with several chunks this one's, the sum of those before, and both together
+        # with several chunks the current one's, the sum of earlier ones, and their sum
         head_bytes = 4 if settings.lora else 8 if trained <= most else 12
         return max(3 * logits, logits + head_bytes * model.embedding) + 4 * chunk * model.hidden
     if settings.lora:
@@ -156,7 +156,7 @@ def _count_layer_bytes(
     per_token = 2 * ((4 if lora else 8) * hidden + 4) + sum(
         _count_kept_bytes(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
     )
-    # as if what comes after the mixer were still held
+    # as if the feed-forward part's activations were still held
     mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.heads) if gpu and half else 0
     if 0 < mixer.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
         repeated = 2 * mixer.queries - mixer.keys if gpu else mixer.keys
@@ -167,10 +167,10 @@ def _count_layer_bytes(
         names = targeted_layers(lora.targets)
         trained = layer.adapters(lora.rank, names)
         per_token += size * lora.rank * sum(each.name in names for each in layer.linear)
-    if half:  # weights in bfloat16, but of experts
+    if half:  # bfloat16 copies of the weights, except the experts'
         fixed += 2 * trained
-    each = 4 if feed.count and not lora else size
-    feeding = max(each * ((1 + bool(feed.count) + feed.chosen) * hidden + feed.widest), 10 * hidden) * tokens
+    feed_size = 4 if feed.count and not lora else size
+    feeding = max(feed_size * ((1 + bool(feed.count) + feed.chosen) * hidden + feed.widest), 10 * hidden) * tokens
     if not lora:
         feeding += 4 * max(2 * hidden * feed.width * feed.count, *(linear.size for linear in feed.linear), 0)
     return int(per_token * tokens) + fixed, int(max(feeding, mixing * tokens))

@@ -142,7 +142,7 @@ def read_old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") 
 
 
 def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
-    """Join the deletion and creation of equal files to a rename."""
+    """Join the deletion and creation of equal files into a rename."""
     deleted = {_list_side_lines(file, "removed"): file for file in files if file.old and not file.new and file.blocks}
     folded: list[FilePatch] = []
     renamed: set[int] = set()
@@ -247,8 +247,8 @@ def count_common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, in
 
 
 MOST_FREE_FILES = 3
-"""Most free files outside a repair. Of 785 resolved SWE-bench patches 2 have more."""
-# bytes of the longest file that is parsed (1 s at worst in Python); longer ones are accepted
+"""Limit on files outside a repair that cost nothing. Of 785 resolved SWE-bench patches 2 have more."""
+# bytes of the longest file that is parsed, in at most 1 s; longer ones are accepted
 _MOST_SOURCE_BYTES = 1 << 16
 
 _TEST_PATH = re.compile(
@@ -278,7 +278,7 @@ def find_free_files(patch: Sequence[FilePatch], touched: Collection[str]) -> set
 
 
 def is_parsable(file: FilePatch) -> bool:
-    """Whether a new Python file parses; else True."""
+    """Whether a new Python file parses; True for others."""
     if file.old or not file.new.endswith((".py", ".pyi")):
         return True
     source = b"".join(line for block in file.blocks for line in block.added)

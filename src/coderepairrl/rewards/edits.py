@@ -1,4 +1,4 @@
-"""`patch_edits`: similarity of two patches' edits, where the oracle makes them."""
+"""`patch_edits`: similarity of two patches' edits and their places."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
 
 REACH = 6
-"""Old lines over which nearness falls to 1/e; with 3 lines of context, git shows both edits in one hunk."""
+"""Old lines over which nearness falls to 1/e; with 3 lines of context, git shows edits this close in one hunk."""
 # most token pairs of one edit; beyond, all between the two sides' common ends counts as changed
 _MOST_TOKEN_PAIRS = 250_000
-# prefix of copied tokens, and of no others
+# prefix of copied tokens only
 _COPY_MARK = b"\1"
 # least similarity (difflib's ratio) of an inserted line to an old one that it copies in part
 _LEAST_COPIED = 0.75
@@ -44,16 +44,16 @@ Token = tuple[object, ...]
 
 
 class PatchEdits(TextReward):
-    """Similarity of added and of changed tokens, near the oracle's edits (version 3), in [0, 1].
+    """Similarity of added and of changed tokens, times nearness to the oracle's edits (version 3), in [0, 1].
 
     Whitespace is ignored unless the oracle uses it, comments and blank lines unless it has nothing else
     (`read_code_changes`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C is that
-    of the tokens that change, tagged as deleted or inserted, without brackets and quotes unless the oracle changes
-    nothing else, and of facts.
+    of changed tokens (tagged as deleted or inserted; without brackets and quotes unless the oracle changes nothing
+    else) and of facts.
 
     An added line that the old file has nearby (in a hunk of either patch) and the oracle does not add is a copy: its
-    tokens match none of C_g, nor does its deletion if an edit moves it. If .75 (difflib's ratio) of a line inserted
-    where none is removed is an old line nearby, that part is a copy.
+    tokens match none of C_g, nor does its deletion if an edit moves it. If a line inserted where none is
+    removed has a difflib ratio of at least .75 to an old line nearby, their common part is a copy.
 
         D(x, y) = 2 LCS(x, y) / (|x| + |y|)                            (1 if both are empty)
 
@@ -62,7 +62,7 @@ class PatchEdits(TextReward):
         R = sum of s_f over the files of both / max(number of files of a, number of files of g)
 
     N_f is the mean, over both patches, of the mean nearness of their edits: ``exp(-d / 6)`` for d old lines to the
-    other patch's nearest edit; a fact is near only its equal. s_f = 0 for a Python file that both create if only the
+    other patch's nearest edit; a fact is near only an equal one. s_f = 0 for a Python file that both create if only the
     oracle's parses. Up to 3 files that the oracle does not touch are free: tests by name, and new files that parse.
 
     Source: this project, by cross-validation (docs/guides/rewards.md). Known weaknesses: another correct repair earns
@@ -132,7 +132,7 @@ def _compute_mean_nearness(one: Changes, other: Changes) -> float:
 
 
 def _measure_distance(region: Region, targets: Sequence[Region]) -> float:
-    """Old lines between `region` and the nearest of `targets`, which ascend; infinite without one."""
+    """Old lines between `region` and the nearest of the sorted `targets`; infinite without one."""
     at = bisect_left(targets, region)
     neighbours = targets[max(at - 1, 0) : at + 1]
     return min((max(start - region[1], region[0] - end, 0) for start, end in neighbours), default=math.inf)

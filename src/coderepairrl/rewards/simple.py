@@ -42,7 +42,7 @@ async def _run_in_thread(call: Callable[[], object]) -> object:
         except Exception as error:
             done.set_exception(error)
         except BaseException as error:
-            # as themselves, SystemExit and KeyboardInterrupt would end the event loop
+            # unwrapped, SystemExit and KeyboardInterrupt would end the event loop
             done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=work, name="reward", daemon=True).start()
@@ -76,8 +76,8 @@ def make_patched_episode(task: Task, patch: bytes, group: str = "exam") -> Episo
 class LengthPenalty(Reward):
     """Minus the thousands of sampled tokens, in (-inf, 0].
 
-    Source: the thesis's efficiency term (future work). Known weakness: no answer is cheapest, so a large weight teaches
-    to give up.
+    Source: the thesis's efficiency term (future work). Known weakness: doing nothing is cheapest, so a large weight
+    teaches to give up.
     """
 
     name = "length"
@@ -106,7 +106,7 @@ class TimePenalty(Reward):
 class RepeatPenalty(Reward):
     """Minus the number of calls that repeat a failed one, in (-inf, 0].
 
-    Counts same tool and arguments, without a new success since the failure.
+    Repeats have equal tool and arguments, and no new success since.
 
     Source: the thesis's penalty on repeated failures. Known weakness: misses varied and unreported calls.
     """

@@ -33,9 +33,9 @@ class SweRL(Reward):
     """Similarity of the change that the reply's search/replace blocks make, in {-1} and [0, 1].
 
     The reply is a ``<think>`` and a ``<solution>`` with fenced blocks that begin with ``### PATH``. Each must change
-    text of the file at the task's commit, from the start of a line; else the value is -1. It is the mean, over files
-    that the reply or the oracle changes, of the difflib ratio (without autojunk) of the two unified diffs without
-    headers; 0 for a file that only one changes.
+    text of the file at the task's commit, from the start of a line; else the value is -1. Otherwise it is the mean,
+    over files that the reply or the oracle changes, of the difflib ratio (without autojunk) of the two unified diffs
+    without headers; 0 for a file that only one changes.
 
     Source: Wei et al. 2025, "SWE-RL", and its published code. Known weaknesses: context lines earn, as in
     `patch_similarity`; a block replaces every match of its text; any well-formed junk beats -1.
@@ -114,7 +114,7 @@ def _apply_edits(content: str, edits: list[tuple[str, str]]) -> str:
         if search == replace:
             raise _UnusableReply("a block replaces a text by the same text")
         if "\n" + search not in text:
-            raise _UnusableReply(f"a block searches text that is not there: {search[:80]!r}")
+            raise _UnusableReply(f"a block searches for text that is not there: {search[:80]!r}")
         if text.count("\n" + search) * (len(replace) - len(search)) > len(content) + _MOST_ADDED_CHARS - len(text):
             raise _UnusableReply("the blocks make a file too large")
         text = text.replace("\n" + search, "\n" + replace)

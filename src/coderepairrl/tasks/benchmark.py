@@ -233,9 +233,9 @@ def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str
 
 
 FOLDER = ".crrl-tests"
-"""Workspace folder of a benchmark's files."""
-# moves the files to $d, puts paths of tests.patch back to HEAD, which undoes a patch that the image already has, and
-# applies it, unless HEAD has it
+"""Workspace folder of `prepend_tests`' files."""
+# moves the files to $d; restores the paths of tests.patch from HEAD, since the image may have the patch uncommitted;
+# applies tests.patch, unless HEAD has it
 _APPLY_TESTS = f"""
 d=$(mktemp -d) && mv {FOLDER}/* "$d" && rm -rf {FOLDER} || exit 1
 while IFS= read -r path; do git checkout -q HEAD -- "$path" 2>"$d/log" || rm -rf -- "$path"; done <"$d/paths"

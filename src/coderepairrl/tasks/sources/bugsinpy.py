@@ -1,7 +1,7 @@
 """`bugsinpy`: 501 bugs of 17 Python projects (``soarsmu/BugsInPy``; the paper counts 493).
 
 Follows ``bugsinpy-compile`` and ``bugsinpy-test``: requirements are frozen lists of 2020, given to pip one by one, and
-failures are skipped. Unless built, the project is imported from the workspace, so bugs with one list share an
+failures are skipped. Unless built, the project is imported from the workspace, so bugs with equal lists share an
 environment.
 """
 
@@ -32,7 +32,7 @@ from coderepairrl.types import Checks, Command, Task
 NATIVE = frozenset((resources.files(__package__) / "bugsinpy_native.txt").read_text().split())
 """Bugs whose tests fail in a native environment, and pass with the reference."""
 BEFORE = "2020-11-09"
-"""Date of unpinned packages: the week of BugsInPy's presentation (ESEC/FSE 2020)."""
+"""Latest upload of unpinned packages: the week of BugsInPy's presentation (ESEC/FSE 2020)."""
 TIMEOUT = 600.0
 """Seconds per line of ``run_test.sh``; the framework has no limit."""
 _INSTALLS = re.compile(r"(python3? -m ?)?pip3? install (?P<packages>.+)")
@@ -96,7 +96,7 @@ class BugsInPy(RepositoryBenchmark):
         name = row.text("instance_id")
         if self.projects and name.removeprefix("bugsinpy__").rpartition("-")[0] not in self.projects:
             return False
-        return not self.native or (_is_specified(row) if self.all_native else name in NATIVE)
+        return not self.native or (_can_be_native(row) if self.all_native else name in NATIVE)
 
 
 def _read_bugsinpy_rows(root: Path) -> Iterator[Row]:
@@ -136,7 +136,7 @@ def _read_bug_file(path: Path) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _is_specified(row: Row) -> bool:
+def _can_be_native(row: Row) -> bool:
     """Whether ``setup.sh`` compiles nothing in place."""
     return not any("build_ext" in line or "install -" in line for line in _split_script(row.text_or_empty("setup_sh")))
 
@@ -191,7 +191,7 @@ def _make_bug_checks(row: Row, url: str) -> Checks:
 
 
 def _format_setup_command(line: str, row: Row) -> str:
-    """``LINE </dev/null &&``. Raises `TaskError` for compound commands."""
+    """Make ``LINE </dev/null &&``. Raises `TaskError` for compound commands."""
     try:
         first = (shlex.split(line) or [""])[0]
     except ValueError:  # an open quote, or a final backslash

@@ -39,7 +39,7 @@ async def _send_json(request: web.Request, dialect: Dialect, parsed: Request, ca
     try:
         body = json.dumps(dialect.writer(parsed, call).build_response(await call.result())).encode()
     except ApiError:
-        if response.prepared and request.transport is not None:  # status 200 was sent: only a broken answer tells
+        if response.prepared and request.transport is not None:  # status 200 was sent: only an aborted reply can tell
             request.transport.abort()
             return response
         raise
@@ -88,7 +88,7 @@ def read_retry_count(request: web.Request) -> int | None:
 async def format_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Middleware that formats every error in the client's dialect."""
+    """Format every error in the client's dialect."""
     try:
         return await handler(request)
     except ApiError as error:

@@ -17,7 +17,7 @@ from coderepairrl.types import Chunk, FirstRequest, Sampling
 
 Weights = tuple[Path, int, str]  # path, version, checksum (`Engine.load`)
 LONGEST_WAIT = 60.0
-"""Seconds. Restarts are at once, then after 1, 3, 7, ..."""
+"""Most seconds before a restart: 0, 1, 3, 7, ..."""
 
 
 class _WeightsRejected(EngineFault):
@@ -186,7 +186,7 @@ async def warm_up(source: ReplySource, request: FirstRequest) -> None:
                     async for _ in chunks:
                         pass
     except TimeoutError as error:
-        if clock.expired():  # else raised by the engine: the attempts will meet it
+        if clock.expired():  # else raised by the engine: the attempts will report it
             raise EngineFault(
                 f"the engine has not sampled a token in {WARM_UP_SECONDS:g} seconds",
                 fix="read logs/engine.log in the run folder, then continue with --resume",

@@ -90,7 +90,7 @@ def _read_model(name: str, folder: Path) -> _ModelFiles:
             else ""
         )
         raise ConfigError(
-            f"{name} is multimodal (its config.json has a text_config)", fix=fix or "use a model of text only"
+            f"{name} is multimodal (its config.json has a text_config)", fix=fix or "use a text-only model"
         )
     context_key = "max_position_embeddings"
     if context_key not in config and "model_max_length" in config:
@@ -132,7 +132,7 @@ def _choose_codec(model: _ModelFiles, thinking: bool) -> Codec:
                 fix="give the model a chat template (chat_template.jinja)",
             )
         return _make_codec(model, families[0], thinking)
-    similar = ""  # a family whose prompts are the same, but not its history
+    similar = ""  # a family that renders prompts as the template does, but not histories
     for family in families:
         # some models have one mode only and ignore the switch: use the mode that their template renders
         for enable_thinking in (thinking, not thinking):
@@ -142,7 +142,8 @@ def _choose_codec(model: _ModelFiles, thinking: bool) -> Codec:
                 break  # another family's tokenizer: the template says why if it cannot be used either
             if _has_same_prompt(codec, model.template, thinking=thinking):
                 if all(
-                    _has_same_history(codec, model.template, news, last, thinking=thinking) for news, last in HISTORIES
+                    _has_same_history(codec, model.template, later, last, thinking=thinking)
+                    for later, last in HISTORIES
                 ):
                     return codec
                 similar = family
@@ -153,7 +154,7 @@ def _choose_codec(model: _ModelFiles, thinking: bool) -> Codec:
             raise
         raise ConfigError(
             f"the chat template of {model.name} writes calls, or messages after replies, otherwise than renderer "
-            f"{similar}, and prompts cannot be written by it: {error}",
+            f"{similar}, and cannot render prompts itself: {error}",
             fix="restore the template that the model was published with",
         ) from error
 
@@ -180,14 +181,14 @@ def _make_codec(model: _ModelFiles, family: str, thinking: bool, *, enable_think
     )
 
 
-def _check_thinking(source: Template, codec: Codec) -> None:
+def _check_thinking(chat_template: Template, codec: Codec) -> None:
     if codec.format.always_reasons:
         if not codec.thinking:
             raise ConfigError(f"{codec.name} always reasons before it replies", fix="set model.thinking=true")
         return
     if not codec.thinking:
         return
-    on, off = (source.apply(OPENING, (), thinking=thinking) for thinking in (True, False))
+    on, off = (chat_template.apply(OPENING, (), thinking=thinking) for thinking in (True, False))
     if on == off and ("<think>" not in on or on.rstrip().endswith("</think>")):
         raise ConfigError(
             f"model.thinking=true, and the chat template of {codec.name} has no reasoning to switch on",
@@ -195,24 +196,24 @@ def _check_thinking(source: Template, codec: Codec) -> None:
         )
 
 
-def _has_same_prompt(codec: Codec, source: Template, *, thinking: bool) -> bool:
+def _has_same_prompt(codec: Codec, chat_template: Template, *, thinking: bool) -> bool:
     return all(
-        codec.decode(codec.render(OPENING, tools)) == source.apply(OPENING, tools, thinking=thinking)
+        codec.decode(codec.render(OPENING, tools)) == chat_template.apply(OPENING, tools, thinking=thinking)
         for tools in ((), TOOLS)
     )
 
 
-def _has_same_history(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
-    """Whether the codec renders `news` after `OPENING` as the template does."""
-    # before `last`, whitespace and tags of thoughts may differ: renderers keep earlier ones so that prompts extend
+def _has_same_history(codec: Codec, chat_template: Template, later: Messages, last: str, *, thinking: bool) -> bool:
+    """Whether the codec renders `later` after `OPENING` as the template does."""
+    # before `last`, whitespace and <think> tags may differ: renderers keep earlier thoughts so that prompts extend
 
     def split_at_last(text: str) -> tuple[str, str]:
         before, _, after = text.rpartition(last)
         return re.sub(r"</?think>|\s+", "", before), after
 
     try:
-        messages = [parse_call_arguments(message) for message in (*OPENING, *news)]
-        expected = source.apply(messages, TOOLS, thinking=thinking)
+        messages = [parse_call_arguments(message) for message in (*OPENING, *later)]
+        expected = chat_template.apply(messages, TOOLS, thinking=thinking)
     except ConfigError:
         return False  # the template says why if it cannot be used either
-    return split_at_last(codec.decode(codec.render((*OPENING, *news), TOOLS))) == split_at_last(expected)
+    return split_at_last(codec.decode(codec.render((*OPENING, *later), TOOLS))) == split_at_last(expected)

@@ -12,13 +12,13 @@ class PrefixMatch(NamedTuple):
 
     length: int
     owner: int | None
-    """Sequence with that prefix; None for an empty one."""
+    """Sequence with this prefix; None if empty."""
     end: int | None
-    """Last added equal sequence, if any."""
+    """Last added sequence equal to it, if any."""
 
 
 class Node:
-    """Edge label between branches."""
+    """Node with its edge's ids."""
 
     __slots__ = ("children", "end", "label", "owner")
 

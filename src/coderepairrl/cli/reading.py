@@ -37,7 +37,7 @@ def compare(
     pairs: Annotated[bool, typer.Option("--all-pairs", help="compare all pairs, not only with the first")] = False,
     power: Annotated[float, typer.Option(help="power of the smallest detectable difference")] = 0.8,
     tasks: Annotated[
-        Path | None, typer.Option(help="file of the ids of all tasks; those not in a report are unresolved")
+        Path | None, typer.Option(help="file of the ids of all tasks; those not in a report count as unresolved")
     ] = None,
     published: Annotated[bool, typer.Option("--published", help="list published numbers with sources")] = False,
     form: Format = "text",
@@ -47,7 +47,7 @@ def compare(
     from coderepairrl.report import verdict
     from coderepairrl.report.comparison import ComparisonOptions
 
-    question = ComparisonOptions(
+    options = ComparisonOptions(
         metric=metric,
         common=common,
         other_conditions=other_conditions,
@@ -60,7 +60,7 @@ def compare(
         pairs=pairs,
     )
     chosen = choose_format(form, as_json=as_json)
-    show(verdict.render_result(verdict.answer_comparison(policies or [], question), chosen))
+    show(verdict.render_result(verdict.answer_comparison(policies or [], options), chosen))
 
 
 def score(
@@ -104,7 +104,7 @@ def report(
     ] = None,
     flow_commands: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="commands and tools in the flow of --thesis (default: those counted)"),
+        typer.Option(metavar="NAME,...", help="commands and tools in the flow of --thesis (default: those in reports)"),
     ] = None,
     flow_calls: Annotated[
         int | None, typer.Option(min=1, help="calls of an attempt in the flow of --thesis (default: 8)")
@@ -138,7 +138,7 @@ def report(
     if jobs_folders := [each for each in runs if jobs.is_jobs_folder(each)]:
         if len(runs) > 1 or any(writes_files) or serve or episode:
             fix = f"crrl report {shlex.quote(str(jobs_folders[0]))}, or name run folders in it"
-            raise UsageError("a folder of `crrl run` has one page, and --json", fix=fix)
+            raise UsageError("a folder of `crrl run` is reported alone, as one page or with --json", fix=fix)
         show(json.dumps(jobs.summarise_jobs(runs[0]).numbers) if as_json else jobs.write_jobs_page(runs[0], output))
         return
     missing = [run for run in runs[1:] if not run.exists()]

@@ -51,7 +51,7 @@ class ArmQuestion:
     metric: str
     evaluation: str
     at_least: float | None = None
-    """Gain over the baseline that must be shown: points of a share, else the metric's unit."""
+    """Gain over the baseline that must be shown: points for a share, else the metric's unit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def _restore(kind: Any, data: Any) -> Any:
         return text_to_bytes(data)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(data, Mapping):
-            raise TypeError(f"{kind.__name__} is a {type(data).__name__}")
+            raise TypeError(f"{kind.__name__} must be an object, not a {type(data).__name__}")
         fields = _fields(kind)
         unknown = set(data) - set(fields)
         if unknown:
@@ -155,7 +155,7 @@ def parse_foreign_json(written: str) -> Any:
 
 
 def parse_foreign_lines(path: Path, written: str, fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbered objects of JSON lines in `path`. Raises `UsageError` with `fix` for the first other line."""
+    """Numbered objects of JSON lines in `path`. Raises `UsageError` with `fix` for a line without one."""
     for number, line in enumerate(written.split("\n"), 1):  # not splitlines: a text may have U+2028
         if not line.strip():
             continue

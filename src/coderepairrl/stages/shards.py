@@ -21,7 +21,8 @@ from coderepairrl.stages.results import read_results, write_results
 from coderepairrl.types import Episode
 
 T = TypeVar("T")
-_EQUAL_KEYS = ("policy", "model", "adapter", "rewards", "coderepairrl", "schema")  # Of run.json, besides the settings.
+# keys of run.json, besides the settings
+_EQUAL_KEYS = ("policy", "model", "adapter", "rewards", "coderepairrl", "schema")
 
 
 class Shard(NamedTuple):
@@ -38,7 +39,7 @@ class Shard(NamedTuple):
         return f"{self.number}/{self.of}"
 
     def share(self, everything: Sequence[T]) -> Sequence[T]:
-        """Select its part."""
+        """Select this shard's items."""
         return everything[self.number - 1 :: self.of]
 
 
@@ -61,11 +62,11 @@ class _ShardRun(NamedTuple):
     folder: RunFolder
     about: Mapping[str, Any]
     evaluations: Mapping[str, int]
-    """Policy version by name."""
+    """Policy version by evaluation."""
 
 
 def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
-    """Merge the shards in `paths` into `target`, atomically; return its results: those of one run, but for times.
+    """Merge the shards in `paths` into `target`, atomically; return its results, equal to one run's except for times.
 
     Raises `UsageError` for missing, repeated, unfinished or differing shards, and an existing `target`.
     """
@@ -122,7 +123,8 @@ def _require_complete(parts: Sequence[_ShardRun]) -> None:
         by_shard[shard] = part.folder.path
     if len(counts := {shard.of for shard in by_shard}) > 1:
         raise UsageError(
-            f"these are not shards of one evaluation: {', '.join(map(str, by_shard))}", fix="name those of one: I/N"
+            f"these are not shards of one evaluation: {', '.join(map(str, by_shard))}",
+            fix="name those of one: 1/N to N/N",
         )
     [of] = counts
     if missing := [str(Shard(number, of)) for number in range(1, of + 1) if Shard(number, of) not in by_shard]:

@@ -35,11 +35,11 @@ class GradedPrediction(NamedTuple):
     resolved: bool
     empty: bool
     problem: str = ""
-    """Why it is not resolved, by the grader."""
+    """The grader's reason if not resolved."""
     seconds: float = 0.0
     patch_sha256: str = ""
     task_sha256: str = ""
-    """Of workspace, environment and checks."""
+    """Digest of workspace, environment and checks."""
     fault: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -125,8 +125,8 @@ async def grade_predictions(
     verdicts = _read_grades(output, predictions, tasks) if resume else {}
     if output.exists() and not resume:
         raise UsageError(f"{output} already exists", fix="continue it with --resume, or name another file with -o")
-    left = [each for each in predictions if (each.model, each.instance) not in verdicts]
-    if needed := {each.instance: tasks[each.instance] for each in left if not each.is_empty}:
+    pending = [each for each in predictions if (each.model, each.instance) not in verdicts]
+    if needed := {each.instance: tasks[each.instance] for each in pending if not each.is_empty}:
         await prepare_tasks(needed.values(), jobs=jobs, say=say)
     tests_reward = rewards.make_rewards("tests")
     slots, done = asyncio.Semaphore(jobs), len(verdicts)
@@ -143,7 +143,7 @@ async def grade_predictions(
         say(f"[{done}/{len(predictions)}] {_format_verdict(verdict)}")
 
     try:
-        await gather_or_cancel(grade_one(each) for each in left)
+        await gather_or_cancel(grade_one(each) for each in pending)
     finally:
         lines.close()
     ordered = [verdicts[each.model, each.instance] for each in predictions]
@@ -284,7 +284,7 @@ def format_grades_table(by_model: Sequence[GradeTotals]) -> str:
             f"{len(each.missing):,} missing, {len(each.faults):,} without a verdict",
             f"  resolved {each.resolved:,}",
             f"  {of_tasks:<{width}}   {each.wilson or 'none'}  (Wilson, tasks taken as independent)",
-            f"  {of_tasks:<{width}}   {each.clustered or 'none'}  (clustered by repository, if of several)",
+            f"  {of_tasks:<{width}}   {each.clustered or 'none'}  (clustered by repository, if there are several)",
             f"  {of_patches:<{width}}   {each.per_patch or 'none'}  (clustered)",
         ]
         if each.missing:

@@ -34,7 +34,7 @@ TRAIN, ATTEMPT = ("train", "sft"), ("collect", "eval")
 _NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 _PLACEHOLDER = re.compile(r"\{([A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)?)\}")  # {JOB} or {ARM.JOB}
 _FOLDER_SETTINGS = ("run.name", "run.dir")  # Given by the job's name.
-# Placeholders that are filled when the job runs, and so no names of jobs.
+# Placeholders that are filled when the job runs, and so cannot be names of jobs.
 _FILLED_LATER = ("port", "python", "folder")
 _GUIDE = "docs/guides/jobs.md has every key"
 
@@ -42,7 +42,7 @@ _GUIDE = "docs/guides/jobs.md has every key"
 class JobSection(Section):
     """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: command and settings.
 
-    ``{JOB}`` in `set`, `policy`, `serve` or `run` is the folder of another job, which is thereby needed.
+    ``{JOB}`` in `set`, `policy`, `serve` or `run` is the folder of another job, which then runs first.
     """
 
     kind: Kind | None = None
@@ -130,10 +130,10 @@ class JobsFile(Section):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Command with references filled in."""
+    """Command with placeholders filled in."""
 
     name: str
-    """Folder below the file's."""
+    """Folder below DIR/NAME."""
     kind: Kind
     about: str
     folder: Path
@@ -150,7 +150,7 @@ class Job:
 
     @property
     def record(self) -> Path:
-        """Record of inputs and end."""
+        """File that records its inputs and end."""
         return job_record_path(self.folder)
 
     @property
@@ -322,7 +322,7 @@ def _find_contradictions(file: JobsFile) -> list[CodeRepairError]:
                 mistakes.append(ConfigError(f"{where}: {error}", fix=error.fix))
                 continue
             if key in _FOLDER_SETTINGS or (key == "run.seed" and where.startswith("arms.")):
-                fix = "name, dir and seeds of the file say where jobs lie, and by which seeds arms run"
+                fix = "leave it out: name, dir and seeds of the file set the folders of jobs and the seeds of arms"
                 mistakes.append(ConfigError(f"{where}: {key} cannot be set", fix=fix))
     return mistakes
 
@@ -356,7 +356,7 @@ def _expand_job(path: Path, file: JobsFile, arm: str, seed: int, name: str, job:
 
     def find(reference: str) -> str:
         if reference not in visible:
-            message = f"{where} needs {reference!r}, which is not a job that it can see"
+            message = f"{where} needs {reference!r}, which is not a job that it can name"
             raise ConfigError(message, fix=suggest_nearest(reference, visible))
         return visible[reference]
 
@@ -398,15 +398,15 @@ def _expand_job(path: Path, file: JobsFile, arm: str, seed: int, name: str, job:
 
 
 def _list_visible_jobs(file: JobsFile, arm: str, seed: int) -> dict[str, str]:
-    """Folders, below the file's, of the jobs that one of `arm` can name, as ``JOB`` or ``ARM.JOB``."""
-    once = {name: name for name in file.jobs}
+    """Folders below DIR/NAME of the jobs that a job of `arm` can name, by ``JOB`` or ``ARM.JOB``."""
+    without_arm = {name: name for name in file.jobs}
     if not arm:
-        return once
+        return without_arm
     seeded = {
         f"{other}.{name}": f"{other}/seed-{seed}/{name}" for other, each in file.arms.items() for name in each.jobs
     }
     in_arm = {name: seeded[f"{arm}.{name}"] for name in file.arms[arm].jobs}
-    return once | in_arm | seeded
+    return without_arm | in_arm | seeded
 
 
 def _split_command(where: str, command: str) -> list[str]:
@@ -426,7 +426,7 @@ def _check_keys(where: str, kind: Kind, job: JobSection) -> None:
     if job.preset and job.preset not in PRESETS:
         raise ConfigError(f"{where}: there is no preset {job.preset!r}", fix=suggest_nearest(job.preset, PRESETS))
     if kind in ATTEMPT and not job.policy:
-        raise ConfigError(f"{where} does not say whose attempts it makes", fix='policy = "{train}", say')
+        raise ConfigError(f"{where} has no policy to attempt tasks with", fix='policy = "{train}", say')
     if kind == "command" and not job.run:
         raise ConfigError(f"{where} runs nothing", fix='run = "PROGRAM {folder}"')
     if ("{port}" in job.policy) != bool(job.serve) or ("{port}" in job.serve) != bool(job.serve):

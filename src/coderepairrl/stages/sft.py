@@ -1,6 +1,6 @@
 """Supervised fine-tuning on one page: examples -> batches -> updates -> held-out loss -> checkpoints.
 
-A step depends on examples, seed and number: after a kill, steps since the last checkpoint repeat with equal results.
+A step depends on examples, seed and its number: after a kill, steps since the last checkpoint repeat identically.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HELD_OUT_METRICS = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
 
 @dataclass(slots=True, kw_only=True)
 class _SftContext:
-    """Running parts of a fine-tuning."""
+    """Running parts of a fine-tuning run."""
 
     plan: ImitationPlan
     folder: RunFolder
@@ -63,7 +63,7 @@ class _SftContext:
     served_step: int = 0
     """Step of the engine's weights."""
     served_folder: Path | None = None
-    """Folder of these weights; None of the initial ones."""
+    """Folder of these weights; None for the initial ones."""
 
 
 def plan_sft(
@@ -200,7 +200,7 @@ def _select_batch(plan: ImitationPlan, step: int) -> list[Sample]:
 
 
 async def _restore_run(run: _SftContext) -> None:
-    """Bring the learner to the history's end; write what a kill left out. Raises `RunError` if steps differ."""
+    """Bring the learner to the history's end; write missing files. Raises `RunError` if replayed steps differ."""
     done, replayed = run.history.step, replayed_steps(run.folder, run.history)
     newest = replayed.start - 1
     if done:
@@ -302,7 +302,7 @@ async def _open_context(plan: ImitationPlan, folder: RunFolder, progress: Progre
             engine=engine,
             first_metrics=_read_first_metrics(folder),
         )
-        stack.push_async_callback(lambda: run.learner.close())  # not this method: a dead learner is replaced
+        stack.push_async_callback(lambda: run.learner.close())  # the learner at that time: a dead one is replaced
         for notice in run.learner.notices:
             progress.say(notice)
         yield run
@@ -337,7 +337,7 @@ def _log_plan(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> Non
     epochs = data.epochs or steps * data.batch / counts["train"]
     progress.say(
         f"{format_count(steps, 'step')} of {format_count(data.batch, 'example')}, by {setting}:"
-        f" each example comes {epochs:.3g} times"
+        f" each example is seen {epochs:.3g} times"
     )
     for reason, count in plan.examples.rendered.items():
         progress.say(f"{format_count(count, 'example')} {reason}, rendered from their messages by the model's template")

@@ -68,7 +68,7 @@ async def train(parts: TrainingContext, history: History) -> None:
             record |= summarise_step(groups, batch, learned, seconds, references, queue, parts.log.sampled - sampled)
             alarms = gates.check_gates([*history.steps, record], run)
             commit_step(parts, history, record, groups, alarms)
-            # only now: rewards of a step never compare with its own repairs
+            # added last: rewards of a step must not compare with its own repairs
             references.add(step, list_episodes(groups))
             await export_step(parts, history, list_episodes(groups), references)
             raise_alarms(parts, alarms)
@@ -106,7 +106,7 @@ async def attempt_tasks(
         if stale := await queue.requeue_stale(version, missing):
             parts.log.append("shed", step=history.step, version=version, groups=stale)
             history.forget(stale)
-            parts.progress.say(f"begun again, as no step could consume them in time: {', '.join(stale)}")
+            parts.progress.say(f"groups begun again, as no step could consume them in time: {', '.join(stale)}")
         begin_groups(parts, history, references, queue)
         groups += await queue.take(version, missing)
         check_health(groups)

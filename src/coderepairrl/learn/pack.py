@@ -24,7 +24,7 @@ Ids = Sequence[int]
 class MicroBatch:
     """Prefix tree of rows, and their trained tokens.
 
-    `positions_T` count along a token's path. `at_N` are the places in T that predict the trained tokens `target_N` of
+    `positions_T` are indices within a row. `at_N` are the places in T that predict the trained tokens `target_N` of
     rows `row_N`.
     """
 
@@ -120,14 +120,14 @@ def count_distinct_tokens(rows: Sequence[Ids]) -> int:
 def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
     """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
-    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed in chunks.
+    Minimises computed tokens, then parts. Larger parts, up to `tree_tokens`, are computed in chunks.
 
     >>> cut_rows([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
     """
     order, largest = _sort_rows(rows), max(micro_tokens, tree_tokens)
     parts = _cut_order(order, rows, micro_tokens, largest)
-    if ranks > 1:  # find the smallest limit that gives all ranks together no more rounds
+    if ranks > 1:  # find the smallest limit at which the ranks need no more rounds
         number = -(-len(parts) // ranks) * ranks
         low, high = 0, largest
         while high - low > 1:
@@ -190,8 +190,8 @@ def pack_rank_share(
         replace(pack_samples([samples[at] for at in part], micro_tokens), sample_indices=tuple(part))
         for part in parts[rank::ranks]
     ]
-    # trees computed in chunks come first: their gradients are not exchanged; an idle micro-batch may come last:
-    # processes that share a model must run it equally often
+    # Trees computed in chunks come first, as their gradients are not exchanged. An idle micro-batch may come last, as
+    # processes that share a model must run it equally often.
     mine.sort(key=lambda batch: not batch.chunk_tokens)
     needs_idle = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
     return mine, pack_samples([min(samples, key=lambda sample: len(sample.ids))]) if needs_idle else None

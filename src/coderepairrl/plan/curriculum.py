@@ -59,7 +59,7 @@ def make_curriculum(config: Config, sources: Sequence[WeightedTasks]) -> Curricu
 
 
 def _set_difficulties(sources: tuple[WeightedTasks, ...], probe: str) -> tuple[WeightedTasks, ...]:
-    """`sources` with task difficulties, from the run `probe` if given."""
+    """Set task difficulties in `sources`, from the run `probe` if given."""
     if probe:
         probed = read_probe(Path(probe))
         difficulties = {name: 1 - each.rate for name, each in probed.items()}
@@ -84,5 +84,5 @@ def _set_difficulties(sources: tuple[WeightedTasks, ...], probe: str) -> tuple[W
 def _no_common_task_error(probe: str, ids: Collection[str]) -> ConfigError:
     return ConfigError(
         f"{probe} has none of the {len(ids)} training tasks ({min(ids)}, ...)",
-        fix="attempt them with crrl eval FILE eval.split=train, and name its run folder",
+        fix="attempt them with crrl eval FILE eval.split=train, and set curriculum.probe to its run folder",
     )

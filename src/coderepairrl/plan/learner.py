@@ -68,7 +68,7 @@ def check_teacher(config: Config, model: Path) -> None:
     if folder is not None and tokens.digest_tokenizer(folder) != tokens.digest_tokenizer(model):
         raise ConfigError(
             f"train.teacher={config.train.teacher} and {config.model.path} have different tokenizers or chat templates:"
-            " its distribution would be over different tokens, or for new prompts",
+            " the teacher's distribution would be over other tokens, or for other prompts",
             fix="use a teacher of the same family; if only templates differ, give both the same chat_template.jinja",
         )
 

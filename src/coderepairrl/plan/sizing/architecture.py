@@ -1,7 +1,7 @@
 """Dimensions of a decoder, from its config.json or as published.
 
-A function for each naming scheme of config.json gives the layers. Published ones are of Qwen3.5 and 3.6 the language
-model alone. Sources: transformers' defaults of ``Qwen3_5TextConfig`` (9B) and ``Qwen3_5MoeTextConfig`` (35B-A3B);
+`FAMILIES` reads the layers of each ``model_type``. Published dimensions of Qwen3.5 and 3.6 cover only the language
+model. Sources: transformers' defaults of ``Qwen3_5TextConfig`` (9B) and ``Qwen3_5MoeTextConfig`` (35B-A3B);
 THUDM/slime (scripts/models/qwen3.5-4B.sh and others); for linear attention's heads and the context, copies of
 config.json.
 """
@@ -69,7 +69,7 @@ def _read_attention(raw: Raw, **more: Any) -> LayerPart:
 
 
 def _read_mixers(raw: Raw, **more: Any) -> list[LayerPart]:
-    """Attention, alike in all layers."""
+    """Attention of each layer, the same in all."""
     layer_types = _read_layer_types(raw)
     if {*layer_types} not in ({FULL}, {SLIDING}):
         raise UnknownArchitecture
@@ -138,7 +138,7 @@ class Architecture:
     scaled: bool = False
     """Whether its positions are scaled (as by YaRN), so that they may reach further."""
     half: bool = True
-    """Whether its file has 16 bits per weight."""
+    """Whether its weights are stored in 16 bits."""
     layer_counts: tuple[tuple[Layer, int], ...] = field(init=False, repr=False, compare=False)
     """Distinct layers, and the number of each."""
 
@@ -147,7 +147,7 @@ class Architecture:
 
     @classmethod
     def from_config(cls, raw: Raw) -> Self | None:
-        """Dimensions by config.json; None if its type is not in `FAMILIES`, numbers are missing or wrong, or weights
+        """Dimensions from config.json; None if its type is not in `FAMILIES`, numbers are missing or wrong, or weights
         are quantised."""
         family = FAMILIES.get(str(raw.get("model_type")))
         if family is None or raw.get("quantization_config"):
@@ -172,7 +172,7 @@ class Architecture:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Read config.json in `folder`; None as `from_config`. Raises `ConfigError` for malformed JSON."""
+        """Read config.json in `folder`, as `from_config`. Raises `ConfigError` for malformed JSON."""
         try:
             raw = json.loads((folder / "config.json").read_text())
         except ValueError as error:
@@ -191,7 +191,7 @@ class Architecture:
 
     @property
     def head_dim(self) -> int:
-        """Width of a head that positions rotate."""
+        """Head width that position embeddings rotate."""
         return max(layer.mixer.head_dim for layer in self.blocks)
 
     @property
@@ -325,7 +325,7 @@ KNOWN = {name: shape for name, raw in PUBLISHED.items() if (shape := Architectur
 
 
 def find_published(path: str) -> Architecture | None:
-    """Find the published dimensions of the model that the last part of `path` names.
+    """Find the published dimensions of a model by the last part of `path`.
 
     >>> find_published("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], find_published("mine")
     (True, None)

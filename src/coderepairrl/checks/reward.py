@@ -66,8 +66,8 @@ _WRONG = {
 async def examine_reward(reward: Reward, sandbox: SandboxBackend) -> list[Finding]:
     """Check properties that every reward must have, on a small repository with a bug.
 
-    The reference earns 1, an empty patch and meaningless edits 0, junk less; values lie in [0, 1] and
-    repeat. Raises `RewardFault`.
+    The reference earns 1, an empty patch and meaningless edits 0, junk less than 1; values lie in
+    [0, 1] and repeat. Raises `RewardFault`.
     """
     with scratch("exam") as folder:
         workspace = Path(folder, "limits")

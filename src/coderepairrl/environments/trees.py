@@ -1,6 +1,6 @@
 """Unpacking of images into folders for sandboxes.
 
-This process decompresses layers and checks both digests; a process of the sandbox user applies them (`layers`).
+This process decompresses layers and checks their digests; a process of the sandbox user applies them (`layers`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 
 class CorruptLayer(TaskError):
-    """Digest mismatch of a layer."""
+    """Unreadable layer, or one with another digest."""
 
     def __init__(self, source: FoundImage, layer: Layer, why: str) -> None:
         super().__init__(
@@ -89,7 +89,7 @@ def unpack_image(source: FoundImage, user: int | None, say: Say) -> Image:
 
 
 def make_open_folder(path: Path) -> Path:
-    """Create the folder `path`, open to all users."""
+    """Create the folder `path`, readable by all users."""
     for each in (*reversed(path.parents), path):
         if not each.is_dir():
             each.mkdir(exist_ok=True)
@@ -136,7 +136,7 @@ class ImageUnpacking:
         return report
 
     def add_mount_points(self, further: Sequence[str] = ()) -> None:
-        """Add mount points and neutral host files."""
+        """Add mount points, host and DNS files."""
         self._run_extraction(io.BytesIO(_make_mount_points_archive(further)))
 
     def _run_extraction(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
@@ -230,12 +230,12 @@ def _finish_image(source: FoundImage, partial: Path, reports: Sequence[dict[str,
         create_decoy(tree / where, partial / "git")
         history.give_same_owner(tree / where, tree / where / ".git")
     (partial / "manifest.json").write_text(json.dumps(manifest))
-    who, group, home = find_image_user(tree, str(config.get("User") or ""), source.name)
+    user_id, group, home = find_image_user(tree, str(config.get("User") or ""), source.name)
     env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
     report = merge_layer_reports(reports) | {"removed": list(reduced.removed), **source.digests}
     hidden, digest = tuple(_find_package_copies(tree)), digest_tree(partial, record=IMAGE_RECORD)
     image = Image(
-        source.name, source.id, f"/{where}", env, who, group, home, base, size, reduced.head, hidden, report, digest
+        source.name, source.id, f"/{where}", env, user_id, group, home, base, size, reduced.head, hidden, report, digest
     )
     (partial / IMAGE_RECORD).write_text(json.dumps(asdict(image)))
     for path in partial.glob("*.json"):
@@ -314,9 +314,9 @@ def merge_layer_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the reports of all layers."""
     total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in ("files", "bytes", "shared")}
     counts = Counter[str]()
-    named: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}
     for report in reports:
         counts.update(report["counts"])
         for kind, names in report["left_out"].items():
-            named[kind] = [*named.get(kind, []), *names][:100]
-    return total | {"counts": dict(counts), "left_out": named}
+            left_out[kind] = [*left_out.get(kind, []), *names][:100]
+    return total | {"counts": dict(counts), "left_out": left_out}

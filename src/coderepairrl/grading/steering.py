@@ -30,7 +30,7 @@ that Python could import instead of its own modules or a runner's (`find_stand_i
 SCRIPTS = ("*.mk", "*.mak", "*.cmake", "*.sh", "*.bash")
 """Further steering files if a command starts `make` or a shell (`_SCRIPT_STARTER`), which may read them."""
 _SCRIPT_STARTER = re.compile(r"(g?make|cmake|ctest|ninja|[a-z]*sh|.*\.(ba)?sh)")
-# bytes of C's one-letter escapes, by which git quotes unusual file names
+# bytes of C's one-letter escapes, with which git quotes unusual file names
 _ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
 _SHELL_SEPARATORS = re.compile(r"[\s;&|()<>\"'=,]+")
 # Diff lines that name changed files; binary files have only the first kind
@@ -88,7 +88,7 @@ def find_shadowed_module(path: str) -> str:
 
 
 def list_new_packages(paths: Iterable[str]) -> set[str]:
-    """Folders that `paths` make packages.
+    """Folders with an ``__init__`` file in `paths`.
 
     >>> sorted(list_new_packages(["a/__init__.py", "a/b/__init__.abi3.so", "a/c/d.py"]))
     ['a', 'a/b']
@@ -120,7 +120,7 @@ def find_stand_in(path: str, new_packages: Collection[str], *, links: bool = Tru
 
 
 def escape_pattern(path: str) -> str:
-    r"""`path` as a literal git pattern.
+    r"""Escape `path` as a literal git pattern.
 
     >>> print(escape_pattern("a[1]*"))
     a\[1]\*

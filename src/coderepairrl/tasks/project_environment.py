@@ -27,7 +27,7 @@ from coderepairrl.tasks.base import run_blocking, store_folder
 PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
 """Test command that ignores the project's `addopts` (their plugins may be missing) and runs all tests (no ``-x``)."""
 GROUPS = ("test", "tests", "testing", "dev")
-"""Names of a test extra or dependency group; the first present counts."""
+"""Names of a test extra or dependency group; the first present is used."""
 _REQUIREMENT_FILE = re.compile(
     r"(test|tests|testing|dev)[-_]requirements\.txt|requirements[-_](test|tests|testing|dev)\.txt"
     r"|requirements/(test|tests|testing|dev)\.txt|tests?/requirements\.txt"
@@ -43,7 +43,7 @@ class InstallNeeds(NamedTuple):
 
 
 def find_install_needs(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> InstallNeeds:
-    """Needs of `command` in the project `files` (contents by path).
+    """Find what `command` needs in project `files` (contents by path).
 
     The project, its test dependency group and requirement files, `requirements`, and pytest if `command` names it.
     Raises `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
@@ -130,7 +130,7 @@ class ProjectEnvironment:
     environment: str
     """As `Task.environment`; empty without needs."""
     imports: str
-    """Folder that modules are imported from (``src``); empty for the tree."""
+    """Folder that modules are imported from (``src``); empty for the root."""
     modules: tuple[str, ...]
     """Python files that the project installs; empty if unknown."""
     built: dict[str, bytes]

@@ -1,6 +1,6 @@
-"""Search for the repair in a sandbox's git repository, where policies do look.
+"""Search for the repair in a sandbox's git repository, where policies look for it.
 
-All objects of its store, borrowed ones included, should be reachable from its commit and its ancestors' tags.
+All objects of its store, alternates included, should be reachable from HEAD and the tags of its ancestors.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ ended=$({ { g cat-file --batch; echo $? >&4; } | grep -a -c -F -e "$1" >&3; } 4>
 _TIMEOUT_SECONDS = 600.0
 _MOST_BYTES = 256 << 20
 _MOST_NAMES = 3
-_SHORTEST = 12  # Characters of a line that other texts hardly share by chance.
+_SHORTEST = 12  # Least characters of a line: other texts hardly have one this long by chance.
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Later objects; `repair` names the repair's place, or is empty."""
+    """Unreachable objects; `repair` says which one has the repair, or is empty."""
 
     repair: str
     commits: int
-    """Commits that are not ancestors of the sandbox's."""
+    """Number of unreachable commits."""
     objects: int
-    """Objects not reached from its commit and its ancestors' tags."""
+    """Number of all unreachable objects."""
     names: tuple[str, ...] = ()
-    """References and log entries that lead there."""
+    """References and reflog entries that lead there."""
 
 
 async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:
@@ -71,7 +71,7 @@ async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:
 async def search_history(
     sandbox: Sandbox, objects: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> History:
-    """Search `objects` (`find_unreachable`) for the change from `before` to `after`, texts by path.
+    """Search `objects` (`find_unreachable`) for the change from `before` to `after`, contents by path.
 
     Looks for repaired files and for the longest added line. Raises `SandboxFault`.
     """
@@ -92,7 +92,7 @@ async def _find_repair(
         hashed = await sandbox.exec(["git", "hash-object", "--no-filters", "--stdin"], stdin=content)
         if hashed.ok and hashed.output.decode("ascii", "replace").strip() in objects:
             return f"{path} as the reference leaves it"
-    line = _find_telling_line(before, after)
+    line = _find_longest_added_line(before, after)
     blobs = "".join(f"{name}\n" for name, kind in objects.items() if kind == "blob").encode()
     if not line or not blobs:
         return ""
@@ -102,7 +102,7 @@ async def _find_repair(
     return f"a line of the reference: {line}" if count.output.strip() != b"0" else ""
 
 
-def _find_telling_line(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]) -> str:
+def _find_longest_added_line(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]) -> str:
     old, new = (
         {line.strip().decode("utf-8", "replace") for content in side.values() for line in (content or b"").splitlines()}
         for side in (before, after)

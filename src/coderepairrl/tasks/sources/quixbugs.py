@@ -145,7 +145,7 @@ def _split_source(source: str) -> tuple[str, str]:
 
 
 def _cut_first_solution(source: str) -> str:
-    """Source before the alternatives: texts, or the same function again."""
+    """Source before alternatives, which are strings or repeat the function."""
     tree = ast.parse(source)
     lines, seen, last = source.split("\n"), set[str](), 0
     for node in tree.body:

@@ -1,7 +1,7 @@
 """`swe_gym`: SWE-Gym (arXiv 2412.21139), issues of 11 Python repositories for training.
 
-Follows ``SWE-Gym/SWE-Bench-Fork`` (MIT licence, commit 242429c): ``swebench/harness/constants.py``, which is in no
-package index, and ``test_spec.py``. Never tested with the hub.
+Follows ``SWE-Gym/SWE-Bench-Fork`` (MIT licence, commit 242429c): ``test_spec.py``, and
+``swebench/harness/constants.py``, which is not on PyPI. Never tested with the hub.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMIT = "242429c188fcfd06aad13fce9a54d450470bf0ac"
 _FIX = f"specifications=FILE: swebench/harness/constants.py of github.com/SWE-Gym/SWE-Bench-Fork at {COMMIT[:7]}"
 _PARSER = "parse_log_pytest"
 """The fork's parser of all repositories except pydantic."""
-_OTHER_PARSER = ("pydantic/pydantic",)
+_REPOSITORIES_WITH_OTHER_PARSER = ("pydantic/pydantic",)
 _UNSUPPORTED = re.compile(r"\b(npm|conda|pdm|pip install -ve)\b")
 """Commands that need more than Python packages, or leave a compiled project in its folder."""
 _SYSTEM = re.compile(r"\bapt(-get)? ")  # such commands are left out: they need root
@@ -93,7 +93,7 @@ class SweGym(RepositoryBenchmark):
     def _can_build(self, row: Row) -> bool:
         """Whether packages suffice, and the fork's pytest parser reads the log."""
         spec, conda = self._find_specification(row)
-        if not spec or row.text("repo").lower() in _OTHER_PARSER:
+        if not spec or row.text("repo").lower() in _REPOSITORIES_WITH_OTHER_PARSER:
             return False
         has_packages = spec.get("packages") != "environment.yml" or bool(conda)
         return has_packages and not _UNSUPPORTED.search(_join_install_commands(spec))

@@ -29,7 +29,7 @@ class Example:
     before: str
     after: str
     id: str = ""
-    """Id of its task, which is not shown its own repair."""
+    """Id of its task; attempts at that task do not see it."""
 
 
 Examples = int | str | tuple[Example, ...]
@@ -91,7 +91,7 @@ def format_as_calls(
 ) -> list[Message]:
     """Format examples as tool calls that read the file, patch it, and report success.
 
-    `tools` maps the command tool, then the patch tool to its parameters; `patched` is the answer to a patch.
+    `tools` maps names, first the command tool's, then the patch tool's, to parameters; `patched` answers a patch.
     """
     messages: list[Message] = []
 

@@ -35,9 +35,9 @@ from coderepairrl.tokens import Codec, CodecSource, TooLong
 MEMORY = 2 << 30
 """Bytes that a job may allocate beyond the idle process."""
 MAX_SETTINGS = 2 << 20
-"""Pickled bytes of a request without its messages."""
+"""Most pickled bytes of a request without messages."""
 MAX_REPLIES = 4
-"""Longest replies relative to the prompt limit, since templates drop earlier thoughts."""
+"""Longest replies, as a multiple of the prompt limit: templates drop earlier thoughts."""
 
 PARSERS: dict[str, Callable[[bytes], Request]] = {
     **{dialect.name: dialect.parse for dialect in DIALECTS},
@@ -63,7 +63,7 @@ def parse(name: str, source: CodecSource | None, most: int | None, body: bytes) 
 
 
 def hash_prefixes(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> tuple[list[bytes], Defaults]:
-    """`PrefixKeys.compute`, and the default arguments."""
+    """Compute prefix keys and default arguments."""
     prefix_keys = PrefixKeys()
     return prefix_keys.compute(messages, tools), prefix_keys.defaults
 
@@ -88,19 +88,19 @@ def _load_codec(source: CodecSource) -> Codec:
 
 
 def _check_text_sizes(codec: Codec, messages: Sequence[Message], most: int) -> None:
-    # raise `TooLong` if a lower bound of the token count is beyond `most`; rendering would take long
+    # raise `TooLong` if a lower bound of the token count is beyond `most`; rendering for the count would take long
     count_at_least = codec.tokenizer.count_at_least
-    requests = replies = 0
+    request_tokens = reply_tokens = 0
     for message in messages:
         if message["role"] == "assistant":
-            replies += count_at_least(message["content"]) + count_at_least(message.get("reasoning_content", ""))
+            reply_tokens += count_at_least(message["content"]) + count_at_least(message.get("reasoning_content", ""))
             for call in message.get("tool_calls", ()):
-                replies += sum(map(count_at_least, (call["id"], *call["function"].values())))
+                reply_tokens += sum(map(count_at_least, (call["id"], *call["function"].values())))
         else:
-            requests += count_at_least(message["content"].strip())  # some templates strip it
-            requests += count_at_least(message.get("tool_call_id", ""))
-    if requests > most + tokens.RENDERING_MARGIN or replies > MAX_REPLIES * most + tokens.RENDERING_MARGIN:
-        raise TooLong(max(requests, replies // MAX_REPLIES))
+            request_tokens += count_at_least(message["content"].strip())  # some templates strip it
+            request_tokens += count_at_least(message.get("tool_call_id", ""))
+    if request_tokens > most + tokens.RENDERING_MARGIN or reply_tokens > MAX_REPLIES * most + tokens.RENDERING_MARGIN:
+        raise TooLong(max(request_tokens, reply_tokens // MAX_REPLIES))
 
 
 def main() -> None:

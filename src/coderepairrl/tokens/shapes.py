@@ -16,12 +16,12 @@ BEGIN = "Please continue."
 
 
 class Shape(StrEnum):
-    """Shape of a conversation that a template may not write, and what it is rewritten to."""
+    """Shape of a conversation that some templates cannot write, and how it is rewritten."""
 
     SYSTEMS = "several system messages"
     """Joined to the first; after a reply see `LATE`."""
     LATE = "a late system message"
-    """Becomes a user message after a reply."""
+    """After a reply; becomes a user message."""
     USERS = "a user after a user"
     """Joined."""
     AFTER_RESULT = "a user after a result"
@@ -40,7 +40,7 @@ def _make_message(role: str, text: str) -> Message:
     return {"role": role, "content": text} | ({"tool_call_id": CALL["id"]} if role == "tool" else {})
 
 
-# system, user, assistant, tool; C: a reply that calls
+# _S system, _U user, _A assistant, _T tool, _C a reply with a tool call
 _S, _U, _A, _T = (_make_message(role, f"{role}1") for role in ("system", "user", "assistant", "tool"))
 _S2, _U2, _A2 = (_make_message(role, f"{role}2") for role in ("system", "user", "assistant"))
 _C: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}

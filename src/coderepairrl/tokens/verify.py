@@ -81,7 +81,7 @@ _NEEDED = (
     "a reply in words, then a user message",
     "a reply with a tool call, then a tool result",
 )
-"""Conversations of every agent, which must extend."""
+"""Conversations of every agent, which must be extendable."""
 
 
 class Findings(NamedTuple):
@@ -104,7 +104,7 @@ def verify_codec(codec: Codec) -> Findings:
 
 def _verify_codec(codec: Codec) -> Findings:
     _check_texts(codec)
-    _check_inert(codec)
+    _check_special_tokens(codec)
     _check_prompt(codec)
     forks: list[str] = []
     refused: list[str] = []
@@ -252,7 +252,7 @@ def _render_as_sampled(codec: Codec, reply: Messages, name: str, news: Messages)
         header = codec.render((*OPENING, {"role": "assistant", "content": ""}), _list_tools(codec), prompt=False)
         raise ConfigError(
             f"{codec.name}: {name} does not follow its prompt: {codec.decode(header)[-80:]!r}",
-            fix="its template forgets the thoughts of a reply that calls a tool: set model.thinking=false",
+            fix="its template drops the thoughts of a reply that calls a tool: set model.thinking=false",
         )
     last = max((i for i, token in enumerate(complete) if token in codec.stop_ids), default=-1)
     if last < len(prompt):
@@ -277,7 +277,7 @@ def _check_prompt(codec: Codec) -> None:
         codec.render(OPENING, _list_tools(codec), prompt=False),
     )
     if prompt[: len(unprompted)] != unprompted:
-        raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")
+        raise ConfigError(f"{codec.name}: a prompt does not begin with its conversation")
     if not codec.has_tools:
         return
     called = codec.render((*OPENING, *_REPLIES["a reply with a tool call"]), prompt=False)
@@ -285,7 +285,7 @@ def _check_prompt(codec: Codec) -> None:
         raise ConfigError(f"{codec.name}: the policy is not shown its tools, or its calls")
 
 
-def _check_inert(codec: Codec) -> None:
+def _check_special_tokens(codec: Codec) -> None:
     for text, special in codec.tokenizer.added.items():
         ids = codec.encode(f"a {text} b")
         if special in ids or codec.decode(ids) != f"a {text} b":

@@ -92,7 +92,7 @@ def _draw_from_blocks(logprobs_BV: Tensor, draws_B1: Tensor) -> Tensor:
 
 
 def _truncate(weights_V: Tensor, sampling: Sampling) -> None:
-    """Zero what top-k, then top-p, then min-p exclude; the likeliest token stays."""
+    """Zero weights by top-k, then top-p, then min-p; the likeliest token stays."""
     sorted_V, order = weights_V.sort(descending=True, stable=True)
     if sampling.top_k > 0:
         sorted_V[sampling.top_k :] = 0.0

@@ -22,7 +22,7 @@ DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
 def find_sufficient_rank(rank: int) -> int:
-    """Smallest sufficient ``--max-lora-rank``. Raises `ConfigError`.
+    """Smallest ``--max-lora-rank`` for `rank`. Raises `ConfigError`.
 
     >>> find_sufficient_rank(24)
     32
@@ -58,7 +58,7 @@ _REFUSED_ARGUMENTS = {
     "--config": "leave it out, and give the settings of the file here",
     **dict.fromkeys(("--uds", "--host", "--port", "--api-key"), _NO_ADDRESS),
 }
-# negative number: the value of an argument, though it begins like one
+# negative numbers are values, although they begin with a dash as arguments do
 _NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 

@@ -317,5 +317,5 @@ def test_metrics_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
 
     run = Diverged(tmp_path / "run", run={"steps": 3}).run(3).folder.path
     figures = {each.name: each for each in make_figures([read_thesis_run(run)])}
-    assert figures["curves"].missing == "no step measured any of it"
+    assert figures["curves"].missing == "no step has any of these measures"
     assert figures["question-numbers"].rows and "nan" not in str([each.rows for each in figures.values()])

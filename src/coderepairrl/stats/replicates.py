@@ -1,7 +1,7 @@
-"""Means and paired differences over tasks and seeds: for further tasks *and* further training runs.
+"""Means and paired differences that generalise to further tasks *and* training runs (seeds).
 
-Seeds are training runs measured on the same tasks. The variance of the mean is that between seeds, plus that between
-clusters of tasks beyond their interaction, which the first includes. Degrees of freedom are Satterthwaite's of the two
+All seeds are measured on the same tasks. The variance of the mean is that between seeds, plus that between
+clusters of tasks, less that of their interaction, which both include. Degrees of freedom are Satterthwaite's of the two
 parts (Hillis 2007, Stat. Med. 26, 596; Satterthwaite 1946, Biometrics Bull. 2, 110). Intervals and p-values as in
 `intervals`. Simulated in tests/stats/test_replicates.py.
 """
@@ -33,7 +33,7 @@ class Replicated(NamedTuple):
 
     interval: Interval
     p: float | None
-    """Two-sided, of a mean of 0, by the interval's statistic; None with too little data."""
+    """Two-sided p of a mean of 0, by the interval's statistic; None with too little data."""
     smallest: Interval | None
     """Smallest detectable mean; None if none is."""
     seeds: int
@@ -130,9 +130,9 @@ def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -
     for seed, row in enumerate(rows):
         for value, of_task, label in zip(row, per_task, clusters, strict=True):
             sums[seed, label] = sums.get((seed, label), 0.0) + value - per_seed[seed] - of_task + mean
-    shared = math.fsum(each * each for each in sums.values()) / (seeds * tasks) ** 2
-    shared *= number / (number - 1) * seeds / (seeds - 1)
-    task_variance = max(0.0, of_tasks.variance - shared)
+    interaction = math.fsum(each * each for each in sums.values()) / (seeds * tasks) ** 2
+    interaction *= number / (number - 1) * seeds / (seeds - 1)
+    task_variance = max(0.0, of_tasks.variance - interaction)
     if between + task_variance <= of_tasks.variance:
         return _Spread(mean, of_tasks.variance, number - 1.0, number)
     freedom = (between + task_variance) ** 2 / (between**2 / (seeds - 1) + task_variance**2 / (number - 1))

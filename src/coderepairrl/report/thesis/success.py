@@ -64,7 +64,7 @@ def _draw_curves(figure: Figure, runs: Sequence[ThesisRun], labels: Sequence[str
     longest = max(len(run.report.steps) for run in runs)
     if longest < 2:
         return replace(figure, missing="fewer than two steps")
-    window = max(1, min(_WINDOW, longest // 5))  # 20 steps of a short run would hide everything
+    window = max(1, min(_WINDOW, longest // 5))  # a window of 20 steps would flatten a short run
     rows, panels = list[tuple[Any, ...]](), []
     for measure in measures:
         curves = [list(_smooth_steps(run, measure, window)) for run in runs]
@@ -75,7 +75,7 @@ def _draw_curves(figure: Figure, runs: Sequence[ThesisRun], labels: Sequence[str
         ]
         panels.append(Panel(readable_name(measure).removeprefix("learn/").replace("_", " "), series))
     if not rows:
-        return replace(figure, missing="no step measured any of it")
+        return replace(figure, missing="no step has any of these measures")
     lengths = ", ".join(f"n = {len(run.report.steps)} steps ({run.name})" for run in runs)
     caption = f"Means over a centred window of {window} steps, fewer at both ends; {lengths}; without intervals."
     heads = ("run", "measure", "step", "mean", "steps in the window")
@@ -137,12 +137,16 @@ def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
     figure = Figure("success", f"Success of evaluations: {measure}")
     estimates = [estimate for run in runs for estimate in list_estimates(run, [measure])]
     if not estimates:
-        is_void = any(run.report.evaluated for run in runs)
-        return replace(figure, missing="all evaluated attempts are void" if is_void else "no evaluation is finished")
+        is_evaluated = any(run.report.evaluated for run in runs)
+        return replace(
+            figure, missing="all evaluated attempts are void" if is_evaluated else "no evaluation is finished"
+        )
     top, panels = max(each.high or each.value for each in estimates), []  # one scale for all panels
     for colour, run in enumerate(runs):
-        of_run = [each for each in estimates if each.run == run.name]
-        bars = [(f"{each.evaluation} after step {each.step}", each.value, each.low, each.high) for each in of_run]
+        run_estimates = [each for each in estimates if each.run == run.name]
+        bars = [
+            (f"{each.evaluation} after step {each.step}", each.value, each.low, each.high) for each in run_estimates
+        ]
         parts = (bars[start : start + _ROWS] for start in range(0, len(bars), _ROWS))
         panels += [_draw_bars(run.name, part, colour=colour, top=top) for part in parts]
     counts = join_first(sorted({str(each.n) for each in estimates}), 9)
@@ -181,7 +185,7 @@ def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
         "difference; p: sign flips, corrected for the runs (Holm)."
     )
     if without := [run.name for run in runs if run.name not in last]:
-        caption += f" Without it, so left out: {join_first(without, 6)}."
+        caption += f" Left out, without this evaluation: {join_first(without, 6)}."
     heads = ("run", "from", "to", "low", "high", "p")
     return replace(figure, caption=caption, heads=heads, rows=rows, drawing=draw_panels(panel))
 

@@ -56,14 +56,16 @@ class LogFilter(NamedTuple):
 
 
 def read_trajectories(form: str, path: Path, window: LogFilter | None = None) -> Iterator[Trajectory | DamagedItem]:
-    """Read the trajectories in `path`, files by name. Raises `UsageError` without any."""
+    """Read trajectories in `path`, files sorted by name. Raises `UsageError` without files."""
     if form not in FORMATS:
         raise UsageError(f"unknown format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":
         yield from _read_nano_logs(path, window or LogFilter())
         return
     if any(window or ()):
-        raise UsageError("a time window or a model selects logs of nano only", fix="leave them out, or: nano")
+        raise UsageError(
+            "a time window or a model selects logs of nano only", fix="leave them out, or read the format nano"
+        )
     endings = _ENDINGS[form]
     files = sorted(each for each in path.rglob("*") if each.name.endswith(endings)) if path.is_dir() else [path]
     if not files or not path.exists():
@@ -79,7 +81,7 @@ def _read_item(reader: Reader, row: Any, where: str) -> Trajectory | DamagedItem
             raise ValueError("it is not a JSON object")
         attempt = reader(row, where)
         if not math.isfinite(attempt.reward or 0.0):
-            raise ValueError(f"its reward {attempt.reward} is not a number")
+            raise ValueError(f"its reward {attempt.reward} is not finite")
         names = (attempt.task, attempt.id, attempt.agent, attempt.model, attempt.stated_repository)
         "".join(names).encode()  # raises for lone surrogates
         attempt.patch.encode("utf-8", "surrogateescape")
@@ -98,12 +100,12 @@ def _read_file_rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
             yield name, DamagedItem(name, str(error))
         return
     try:
-        written = codec.read_foreign_text(file)
+        contents = codec.read_foreign_text(file)
     except ValueError as error:
         yield name, DamagedItem(name, str(error))
         return
     has_lines = file.name.endswith((".jsonl", ".jsonl.gz"))
-    for number, text in enumerate(written.split("\n") if has_lines else [written], 1):
+    for number, text in enumerate(contents.split("\n") if has_lines else [contents], 1):
         if not text.strip():
             continue
         where = f"{name}:{number}" if has_lines else name

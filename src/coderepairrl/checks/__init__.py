@@ -1,1 +1,1 @@
-"""``crrl check``: prerequisites, and exams of implementations of seams."""
+"""``crrl check``: prerequisites, and exams of implementations of interfaces."""

@@ -32,9 +32,9 @@ async def examine_sandboxes() -> AsyncIterator[Finding]:
 
 
 def run_exam(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
-    """Examine implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
+    """Examine implementation `name` of interface `kind`, made with `options`: one `Finding` per question.
 
-    Findings on sandboxes come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for
+    Findings on sandboxes come one by one, others at the end. Raises `UsageError` for an unknown kind, `ConfigError` for
     an unknown implementation or option.
     """
     if kind not in KINDS:

@@ -37,9 +37,9 @@ async def examine_task_source(source: TaskSource, sandbox: SandboxBackend, *, li
 
 
 def examine_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], list[Task]]:
-    """Check that a source has tasks, unique ids, and repeats them; return findings and tasks.
+    """Check that a source has tasks with unique ids and is repeatable; return findings and tasks.
 
-    References are written as in a run. Raises `TaskError`.
+    References are rewritten as in a run. Raises `TaskError`.
     """
     source.prepare()
     tasks, again = (list(islice(source, limit or None)) for _ in range(2))
@@ -61,7 +61,7 @@ class TaskExam(NamedTuple):
     settled: Task | None = None
     """Trainable task; None if unusable."""
     lacks: str = ""
-    """Grader's report if no checks began: what is not installed."""
+    """Grader's problem, such as a missing program, if checks may not have begun."""
 
     @property
     def ok(self) -> bool:
@@ -86,7 +86,7 @@ async def study_task(task: Task, backend: SandboxBackend, repeat: int = 1) -> Ta
     try:
         async with backend.open(task) as fresh:
             refused = await grading.apply_patch(fresh, task.reference)
-    except TaskError as error:  # its commit or environment is not there: the others may be sound
+    except TaskError as error:  # the task's commit or environment is missing: other tasks may be sound
         detail = f"{error}: {error.fix}" if error.fix else str(error)
         return TaskExam(task.id, [*findings, Finding("can be opened", False, detail)])
     findings.append(Finding("the reference applies", not refused, refused))
@@ -127,7 +127,7 @@ def make_check_findings(task: Task, bug: Sequence[Verdict], repaired: Sequence[V
     problems = [verdict.problem for verdict in repaired if verdict.problem]
     passes_on_bug = any(not verdict.problem for verdict in bug)
 
-    def no_tests(name: str, tests: Sequence[str]) -> Finding:
+    def expect_no_tests(name: str, tests: Sequence[str]) -> Finding:
         return Finding(name, not tests, join_first(tests, _NAMED_TESTS, "; "))
 
     findings = [
@@ -136,16 +136,16 @@ def make_check_findings(task: Task, bug: Sequence[Verdict], repaired: Sequence[V
     if task.checks.named:
         passing = [name for name in task.checks.fail_to_pass if any(_is_passed(verdict, name) for verdict in bug)]
         failing = [name for name in task.checks.pass_to_pass if not all(_is_passed(verdict, name) for verdict in bug)]
-        findings.append(no_tests("tests of fail_to_pass fail on the bug", passing))
-        findings.append(no_tests("tests of pass_to_pass pass on the bug", failing))
+        findings.append(expect_no_tests("tests of fail_to_pass fail on the bug", passing))
+        findings.append(expect_no_tests("tests of pass_to_pass pass on the bug", failing))
     findings.append(Finding("the checks pass on the reference", not problems, next(iter(problems), "")))
     if len(bug) > 1:
-        findings.append(no_tests(f"{len(bug)} runs say the same", list_flaky_tests(task, bug, repaired)))
+        findings.append(expect_no_tests(f"{len(bug)} runs say the same", list_flaky_tests(task, bug, repaired)))
     return findings
 
 
 def list_flaky_tests(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[str]:
-    """Flaky tests that count; ``the checks`` if single tests are unknown."""
+    """Flaky graded tests; ``the checks`` if single tests are unknown."""
     return sorted(_find_flaky_tests(task, bug) | _find_flaky_tests(task, repaired))
 
 
@@ -185,8 +185,8 @@ async def verify_tasks(
 ) -> list[TaskExam]:
     """Examine the source, each task (`study_task`), and rewards on tasks with a reference.
 
-    By each of `reward` (default `patch_edits`) the reference must earn 1; an empty patch, and a blank line appended to
-    a repaired file, 0. Takes the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
+    Each of `reward` (default `patch_edits`) must give 1 to the reference, and 0 to an empty patch and to a blank line
+    appended to a repaired file. Takes the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
 
     Raises `TaskError` (say, for a changed environment), `SandboxFault`, `RewardFault`, and `UsageError` for a reward
     that does not measure repair.
@@ -242,7 +242,7 @@ def count_left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
 
 
 def list_unusable(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[select.VerifiedTask]:
-    """Examined `tasks` with their first wrong answer, for `write_quarantine`, except missing prerequisites."""
+    """Examined `tasks` with their first failed question, for `write_quarantine`; skips those that lack programs."""
     exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
     verified = []
     for task in tasks:

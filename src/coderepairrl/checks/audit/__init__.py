@@ -1,4 +1,4 @@
-"""Audit of tasks into a folder: rates, with intervals and counts of missing measurements."""
+"""Audit of tasks, written to a folder: rates, intervals, counts of missing measurements."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from coderepairrl.stats.intervals import Interval, cluster_tasks, mean_interval,
 from coderepairrl.types import Task
 
 METHOD = (
-    "95 % intervals of what was measured: Wilson's, of independent tasks; clustered: the score interval for the "
-    "effective number of observations, tasks of one repository being a cluster (mutants: those of a repository, "
-    "or of a task where there is one repository)."
+    "95 % intervals, without missing measurements. Wilson: tasks are taken as independent. Clustered: the score "
+    "interval for the effective number of observations; a cluster is the tasks, or mutants, of one repository "
+    "(if all are of one repository, those of one task)."
 )
 
 
@@ -57,7 +57,7 @@ class Rate(NamedTuple):
     measured: int
     unmeasured: int
     independent: Interval | None
-    """Wilson's; None without measurements, and for mutants."""
+    """Wilson interval; None for mutants, and without measurements."""
     clustered: Interval | None
 
 
@@ -138,9 +138,9 @@ def format_rates_table(audited: Sequence[TaskAudit]) -> str:
     """Table: shares, failed trials, accepted mutants."""
     lines = [f"{format_count(len(audited), 'task'):<46} {'':>9}  {'Wilson':<22}  {'clustered':<22}  not measured"]
     for each in compute_rates(audited):
-        of = f"{each.hits}/{each.measured}"
-        sides = (_format_share(each.independent), _format_share(each.clustered))
-        lines.append(f"  {each.name:<44} {of:>9}  {sides[0]:<22}  {sides[1]:<22}  {each.unmeasured or ''}".rstrip())
+        ratio = f"{each.hits}/{each.measured}"
+        wilson, clustered = _format_share(each.independent), _format_share(each.clustered)
+        lines.append(f"  {each.name:<44} {ratio:>9}  {wilson:<22}  {clustered:<22}  {each.unmeasured or ''}".rstrip())
     for task in audited:
         if task.faults:
             reasons = "; ".join(

@@ -31,7 +31,7 @@ PLACEHOLDERS = (
     "base_url", "root_url", "api_key", "model", "prompt", "prompt_file", "home", "workdir", "install",
     "calls", "tokens", "turn_tokens", "seconds",
 )  # fmt: skip
-"""Values for ``{name}`` in a recipe (docs/guides/agents.md)."""
+"""Names allowed as ``{name}`` in a recipe (docs/guides/agents.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Recipe:
     side_calls: SideCalls = "mask"
     """Training of side conversations, unless ``rollout.side_calls`` is set."""
     not_in: Mapping[str, str] = field(default_factory=dict)
-    """Sandboxes in which the program does not work, with reasons; a run with one does not start."""
+    """Sandboxes in which the program does not work, with reasons; runs refuse to start in them."""
 
     def __post_init__(self) -> None:
         if not self.argv:

@@ -23,7 +23,7 @@ def unix_time() -> float:
 
 
 class ResourceUsage(NamedTuple):
-    """Seconds."""
+    """Usage in seconds."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -31,7 +31,7 @@ class ResourceUsage(NamedTuple):
 
 
 class Meter:
-    """Meter since its creation."""
+    """Measures usage since its creation."""
 
     def __init__(self) -> None:
         self._started, self._cpu, self._gpus = time.monotonic(), cpu_seconds(), len(list_visible_gpus())
@@ -44,7 +44,7 @@ class Meter:
 
 def sum_usage(records: Iterable[Mapping[str, Any]]) -> ResourceUsage | None:
     """Sum of a run's ``used`` records; None without any."""
-    # a process writes its use so far again and again: its last record counts
+    # a process repeatedly writes its usage since its start: only the last record counts
     sessions: list[ResourceUsage | None] = [None]
     for record in records:
         if record["type"] == "start":

@@ -107,7 +107,7 @@ def main(workspace, *sources):
         for file_name, folder in folders.items():
             if folder is not None and file_name.endswith(".py"):
                 facts["modules"].append(str(Path(folder, file_name)))
-            if folder is None and file_name.endswith("-nspkg.pth"):  # works in a folder of packages alone
+            if folder is None and file_name.endswith("-nspkg.pth"):  # works only in a folder of packages
                 where = repr(str(Path(workspace, facts["imports"])))
                 text = (packages / file_name).read_text(encoding="utf-8")
                 text = text.replace("sys._getframe(1).f_locals['sitedir']", where)
@@ -121,7 +121,7 @@ def main(workspace, *sources):
     for script in Path(sys.executable).parent.iterdir():
         if script.is_file() and not script.is_symlink():
             repair_script(script)
-    # bytecode that ignores the times of its sources, where Python can: sharing files between environments changes them
+    # where possible, bytecode that ignores source times, which sharing files between environments changes
     mode = getattr(getattr(py_compile, "PycInvalidationMode", None), "UNCHECKED_HASH", None)
     options = {"invalidation_mode": mode} if mode else {}
     # force: replaces what imports cached

@@ -54,7 +54,7 @@ def judge_log(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     statuses = {name: status.value for name, status in fixed._tests.items()}
     by_status = {"PASS": report.p2p_tests, "FAIL": report.f2p_tests, "SKIP": report.s2p_tests, "NONE": report.n2p_tests}
     failed = [name for name in asked["named"] if name not in by_status[asked["test"].get(name, "NONE")]]
-    if not report.valid:  # then it has sorted none of them
+    if not report.valid:  # an invalid report has sorted no tests
         failed = [name for name in asked["named"] if statuses.get(name) != "PASS"]
         failed += [name for name, status in statuses.items() if status == "FAIL" and name not in failed]
     has_results = fixed.all_count > 0

@@ -129,7 +129,7 @@ class Scripted(EngineSpec):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Its context."""
+        """Context length."""
         return Capabilities(context=self.context)
 
     async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:

@@ -53,7 +53,7 @@ def _repair_json(raw: bytes) -> bytes | None:
 
 def explain_invalid_body(error: ValidationError) -> ApiError:
     """Convert pydantic's most deeply nested error."""
-    # of a union's errors, the deepest is of the type that fits best
+    # among a union's errors, the deepest belongs to the best-fitting type
     deepest = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
     if deepest["type"] == "json_invalid":
         return ApiError(400, "invalid_json", f"the body is not valid JSON: {deepest['ctx']['error']}")
@@ -222,7 +222,7 @@ def build_crrl_fields(completion: Completion) -> dict[str, Any]:
 
 
 TEXT_TYPES = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"))
-PLACEHOLDER_NAMES = {  # placeholders show other types under their own names
+PLACEHOLDER_NAMES = {  # other types keep their names in placeholders
     **dict.fromkeys(("image_url", "input_image", "output_image"), "image"),
     **dict.fromkeys(("input_audio", "output_audio"), "audio"),
     **dict.fromkeys(("video_url", "input_video"), "video"),

@@ -100,11 +100,11 @@ class ReceivedReply:
     calls: list[dict[str, Any]] = field(default_factory=list)
     """``id``, ``name``, ``arguments`` (JSON text), and ``returned`` (fields in `RETURNED`)."""
     places: dict[int, int] = field(default_factory=dict)
-    """Positions in `calls` by the server's index; the newest of several."""
+    """Position in `calls` of the newest call with each server index."""
     finish: str = ""  # the server's ``finish_reason``
     error: Any = None
     is_whole: bool = False
-    """Whether it is a plain response, passed on only at the end."""
+    """Whether it is a complete response, not streamed."""
     stopped_by: str = ""
     usage: _Usage | None = None
     """None until the server reports it."""

@@ -44,7 +44,7 @@ def derive_seed(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSettings:
-    """Terms: how attempts of one kind of task, or all, are made and scored.
+    """How attempts of one kind of task, or of all, are made and scored.
 
     `rewards` and `others` (another agent and sandbox, for evaluations) are by phase. `side_calls` defaults to the
     agent's.
@@ -58,7 +58,7 @@ class AttemptSettings:
     others: Mapping[str, tuple[Agent, SandboxBackend]] = field(default_factory=dict)
 
     def for_phase(self, phase: str) -> AttemptSettings:
-        """Terms of `phase`."""
+        """Settings for `phase`."""
         if phase not in self.others:
             return self
         agent, sandbox = self.others[phase]
@@ -66,7 +66,7 @@ class AttemptSettings:
 
     @staticmethod
     def for_attempt(kinds: Mapping[str, AttemptSettings], planned: PlannedAttempt) -> AttemptSettings:
-        """Terms for the task's kind, or else ``""``, in its phase."""
+        """Settings for the task's kind, or else ``""``, in its phase."""
         return (kinds.get(planned.task.kind) or kinds[""]).for_phase(planned.phase)
 
 
@@ -130,7 +130,7 @@ class Rollout:
                 seed=planned.seed,
             )
             episode = await self.executor.run(planned)
-            self.log.append("verdict", verdict=replace(episode, turns=()))  # its turns are logged
+            self.log.append("verdict", verdict=replace(episode, turns=()))  # its turns are already logged
             if episode.ending is Ending.VOID and episode.reason == EngineFault.boundary:
                 self._is_cold = True
             self.on_episode(episode)

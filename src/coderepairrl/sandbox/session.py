@@ -32,7 +32,7 @@ COLLECT_SECONDS = 120.0
 QUEUED_SIGNALS = 1024
 """Queued signals and timers per sandbox; all sandboxes of a user share some 100,000."""
 _LEAST_ROOM = 64 << 20
-"""Bytes: with less free, the host's disk is full; with more, an agent reached the limit of its sandbox."""
+"""Free bytes below which the host's disk is full; otherwise an agent reached its sandbox's limit."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ResourceLimits:
     files: int = 100_000
     """Files and folders added in an in-memory workspace and temporary folders."""
     diff_bytes: int = 64 << 20
-    """Changed files in a diff, tracked ones first. The rest is left out and logged."""
+    """Bytes of changed files in a diff, tracked ones first. The rest is omitted and logged."""
     diff_files: int = 5_000
     """New files in a diff."""
     connections: int = 64

@@ -33,7 +33,7 @@ MOST_RIGHTS = 16  # descriptors in one message
 
 
 class ForkServer:
-    """A process with everything preloaded that forks guests. It runs nothing of any task.
+    """A process with everything preloaded that forks guests. It runs no task's code.
 
     bubblewrap starts it without workspace or system call filter and with a bare ``/proc``. A fork enters nested
     namespaces, mounts what sandboxes must not share, and drops the rights it needed (`Forked.drop_rights`). It cannot
@@ -137,7 +137,7 @@ class Forked(Guest):
         super().__init__(control)
         self.server, self.content = server, archive
         ours = os.pidfd_open(self.pid)
-        control.send({"forked": True}, descriptor=ours)  # with it, the host ends us
+        control.send({"forked": True}, descriptor=ours)  # the host uses it to end this guest
         os.close(ours)
 
     def drop_rights(self) -> None:
@@ -164,7 +164,7 @@ class LandlockGuest(Guest):
     def __init__(self, control: Control, rules: str) -> None:
         super().__init__(control)
         self.is_alone = True
-        # Any domain denies links and renames between folders unless it allows them: this one does, everywhere.
+        # Any domain denies links and renames between folders unless it allows them; this one allows them everywhere.
         attributes = struct.pack("QQQ", FS_REFER, 0, SCOPES)
         ruleset = self.libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
         self.ruleset = check_call(ruleset, "landlock_create_ruleset")
@@ -185,7 +185,7 @@ class LandlockGuest(Guest):
         check_call(self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0), "prctl")
 
     def end(self, *_: object) -> None:
-        """Kill everything and exit; permitted even without the supervisor."""
+        """Kill everything and exit; works even without the supervisor."""
         try:
             os.kill(-1, signal.SIGKILL)
         finally:

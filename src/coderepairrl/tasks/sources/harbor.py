@@ -60,7 +60,7 @@ verifier.env verifier.user verifier.environment_mode verifier.environment verifi
 verifier.collect.timeout_sec environment.docker_image environment.cpus environment.memory_mb environment.storage_mb
 environment.env environment.workdir
 """
-"""Fields of ``task.toml`` that are read; those of ``verifier.environment`` are as those of ``environment``."""
+"""Fields of ``task.toml`` that are read; those of ``verifier.environment`` are the same as of ``environment``."""
 REFUSED = """
 steps environment.os environment.gpus environment.tpu environment.mcp_servers environment.healthcheck
 verifier.collect.service artifacts.service
@@ -88,7 +88,7 @@ _HOOK = "pre_artifacts.sh"
 _ARTIFACTS = "/logs/artifacts"
 """Artifact that a verifier in a separate environment always gets."""
 _DIFF = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(diff --git .*?\n)\1\n", re.DOTALL)
-"""Diff that a script gives to a command."""
+"""Diff in a script's here-document."""
 IMAGE = "python:3.12"
 """Default image of exported tasks, with Python, git and a shell."""
 WORKDIR = "/workspace"
@@ -189,7 +189,7 @@ class _Settings:
         return checked
 
     def entries(self, *names: str) -> list[Mapping[str, Any]]:
-        """Tables of a list; a text is short for a table with ``source``."""
+        """Tables of a list; a string is short for a table with ``source``."""
         *parents, last = names
         listed = self.table(*parents).get(last) or []
         return [each if isinstance(each, Mapping) else {"source": str(each)} for each in listed]
@@ -201,7 +201,7 @@ class _Settings:
         return str(verifier.get("environment_mode") or ("environment" in verifier and "separate")) == "separate"
 
     def asks_for_network(self) -> bool:
-        """Whether a field asks for a network (Harbor's default is one, too)."""
+        """Whether a field asks for a network (Harbor gives one by default)."""
         tables = map(self.table, ("environment", "agent", "verifier"))
         return any(
             each.get("network_mode", "no-network") != "no-network" or each.get("allow_internet") for each in tables
@@ -212,7 +212,7 @@ class _Settings:
         unsupported = [name for name in REFUSED.split() if self._is_refused(name)]
         unsupported += [name for name in _UNSUPPORTED_FILES.split() if (folder / name).exists()]
         if "environment" in self.table("verifier") and not self.is_separate:
-            unsupported.append("another environment of a shared verifier")
+            unsupported.append("[verifier.environment] with a shared verifier")
         if unsupported:
             raise TaskError(
                 f"harbor: {folder} needs {', '.join(unsupported)}, which is not supported",
@@ -290,8 +290,8 @@ def _make_image(settings: _Settings, context: Path, user: object, *names: str) -
 
     Without a Dockerfile, a prebuilt image gets the files of ``environment``.
     """
-    is_agents = context.name == "environment"
-    image_table = settings.table("environment") if is_agents else settings.table("verifier", "environment")
+    is_agent = context.name == "environment"
+    image_table = settings.table("environment") if is_agent else settings.table("verifier", "environment")
     prebuilt = str(image_table.get("docker_image") or "")
     table = settings.table(*names)
     has_dockerfile = (context / dockerfile.NAME).is_file()
@@ -299,9 +299,9 @@ def _make_image(settings: _Settings, context: Path, user: object, *names: str) -
         raise TaskError(f"harbor: {context.parent} has neither {context.name}/Dockerfile nor docker_image")
     steps = [f"ENV {name}={_quote_dockerfile(value)}" for name, value in _read_variables(settings, *names).items()]
     steps += [f"WORKDIR {table['workdir']}"] if table.get("workdir") else []
-    steps += [f"RUN mkdir -p {_ARTIFACTS}"] if settings.is_separate and is_agents else []
+    steps += [f"RUN mkdir -p {_ARTIFACTS}"] if settings.is_separate and is_agent else []
     steps += [f"USER {user}"] if user is not None else []
-    copies_files = bool(prebuilt and is_agents and not has_dockerfile and context.is_dir() and any(context.iterdir()))
+    copies_files = bool(prebuilt and is_agent and not has_dockerfile and context.is_dir() and any(context.iterdir()))
     steps += ["COPY . ./"] if copies_files else []
     if not steps and prebuilt:
         return pin_image_workspace(prebuilt)
@@ -449,7 +449,7 @@ def export_harbor(source: Iterable[Task], target: Path, image: str = IMAGE) -> i
                     _write_harbor_task(task, staging / name, image)
             staging.rename(target)
     except OSError as error:
-        raise UsageError(f"{target}: {error}", fix="name a folder in one that you may write to") from error
+        raise UsageError(f"{target}: {error}", fix="name a folder that you may create") from error
     return len(names)
 
 

@@ -1,4 +1,4 @@
-"""Settings of a run folder used as a policy: data, nothing that runs programs."""
+"""Settings of a run folder used as a policy, which must not run programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
     }
     problems = [
         ConfigError(
-            f"{run} sets {key} to {configs.to_inline(value)}, and a policy runs no programs and chooses no isolation",
+            f"{run} sets {key} to {configs.to_inline(value)}, but a policy may not run programs or choose isolation",
             fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.to_inline(value)}')}",
         )
         for key, value in (chosen | dict(_find_programs("", settings))).items()

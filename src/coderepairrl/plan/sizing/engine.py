@@ -27,7 +27,7 @@ PAGE = 16
 STATES = 2
 """Pages of recurrent state per sequence with prefix caching, vLLM's default: after its last token and its last page."""
 GROUPED = 1.5
-"""If the largest number of layers of a kind is less than this many times the smallest, groups have the largest."""
+"""Groups have the largest number of layers of a kind if it is less than this many times the smallest."""
 KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """Bytes of a number in the cache, by ``--kv-cache-dtype``; ``auto`` is the type of the weights."""
 
@@ -116,7 +116,7 @@ class EngineSettings:
     batched: int
     """Tokens of an engine step."""
     tensor: int
-    """GPUs that split each layer; `pipeline`: that split the layers; `replicas`: data parallel copies."""
+    """GPUs that split each layer; `pipeline`: stages of layers; `replicas`: data-parallel copies."""
     pipeline: int
     replicas: int
     size: int

@@ -42,7 +42,7 @@ class TurnView:
 
     turn: Turn
     relation: str  # to earlier turns, in words
-    forks: bool  # whether to show the relation: the turn does not just extend the last one
+    forks: bool  # whether to show the relation; false if the turn only extends another
     state: str  # one of `STATES`
     reason: str
     messages: list[Message]

@@ -1,6 +1,6 @@
 """Metrics of a run for TensorBoard, trackio or Weights & Biases, sent from its log.
 
-``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends: a process apart, which may fail or hang
+``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends: a separate process, which may fail or hang
 (`feed_trackers`). The recorded position in the log prevents sending twice.
 """
 
@@ -26,21 +26,21 @@ from coderepairrl.processes.children import NO_CWD_IMPORTS, read_log_end
 from coderepairrl.runs import RunFolder, Tail, open_run
 
 _PAUSE = 1.0  # seconds between two looks at the log
-_SECONDS_AFTER_RUN = 60  # that a tracker has to send the rest
+_SECONDS_AFTER_RUN = 60  # time for a tracker to send the rest
 _PATIENCE = 15.0  # seconds that the run waits for a tracker's backlog
 
 
 def send_metrics(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait: bool = False) -> int:
     """Send unsent steps and evaluations while `more` returns true; return their number.
 
-    ``RUN/NAME/sent`` holds the log position; a kill may send one record twice. Raises `UsageError` while another
-    process sends, unless `wait`, and errors of the tracker's package.
+    ``RUN/NAME/sent`` holds the log position; after a kill, one record may be sent twice. Raises `UsageError` while
+    another process sends, unless `wait`, and errors of the tracker's package.
     """
     folder = open_run(run)
     place = run / name
     place.mkdir(exist_ok=True)
     with os.fdopen(os.open(place / "sent", os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as mark:
-        _lock_position(mark, f"{name} is being sent the metrics of {run}", wait=wait)
+        _lock_position(mark, f"the metrics of {run} to {name}", wait=wait)
         sent, start = 0, _parse_position(mark.read(), place / "sent", folder.log.stat().st_size)
         log = Tail(folder.log, start)
         with TRACKERS[name](_load_tracked(run, folder.about())) as send:
@@ -75,7 +75,7 @@ def flatten_record(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _load_tracked(run: Path, about: Mapping[str, Any]) -> TrackedRun:
-    # the id by the log's first line is the same in copies of the run folder, and differs between runs of one name
+    # this id is the same in copies of the run folder, and differs between runs of the same name
     with (run / "log.jsonl").open("rb") as log:
         began = hashlib.sha256(log.readline()).hexdigest()[:12]
     return TrackedRun(run, str(about.get("name") or run.name), began, about.get("config") or {})
@@ -85,7 +85,7 @@ def _lock_position(file: IO[bytes], what: str, *, wait: bool) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UsageError(f"{what} by another process", fix="wait: the run sends them itself") from None
+        raise UsageError(f"another process is sending {what}", fix="wait: the run sends them itself") from None
 
 
 def _parse_position(written: bytes, mark: Path, size: int) -> int:
@@ -222,7 +222,7 @@ async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]
             stdout=file,
             stderr=file,
             env={**os.environ, **NO_CWD_IMPORTS},
-            start_new_session=True,  # Ctrl-C is the run's, which then ends
+            start_new_session=True,  # Ctrl-C reaches only the run, which then ends the tracker
         )
 
     async def report() -> None:
@@ -243,7 +243,7 @@ async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]
             say(f"{name} has not received all metrics: {send_later}")
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # it, and what it started
+                os.killpg(process.pid, signal.SIGKILL)  # and the processes it started
             await process.wait()
 
 

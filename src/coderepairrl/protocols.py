@@ -1,4 +1,4 @@
-"""The five seams: `TaskSource`, `Sandbox`, `Agent`, `Engine`, `Reward`. Each has an exam, ``crrl check KIND NAME``.
+"""Five interfaces: `TaskSource`, `Sandbox`, `Agent`, `Engine`, `Reward`. Each has an exam, ``crrl check KIND NAME``.
 
 A class of yours derives from its protocol, which has defaults for what is not abstract. The config names it by import
 path (``agent = "mine:Bot"``) and passes the section's ``options`` by keyword; a reward has none.
@@ -63,7 +63,7 @@ class Sandbox(Protocol):
         max_bytes: int = 1 << 20,
         cwd: str | None = None,
     ) -> ExecResult:
-        """Run `argv` (no shell) for at most `timeout` seconds; its processes end with it. Failing is a result."""
+        """Run `argv` (no shell) for at most `timeout` seconds and end its processes. A failing command is no error."""
 
     async def read(self, path: str) -> bytes:
         """Read a file, `path` relative to `workdir`. Raises OSError for anything that an agent can cause."""
@@ -71,7 +71,7 @@ class Sandbox(Protocol):
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
         """Replace or create a file (and its folders), keeping its mode. Raises OSError, with the file unchanged.
 
-        Without `follow`, links on the way are replaced by folders, and the file's other names keep their content.
+        Without `follow`, links on the way are replaced by folders, and other hard links keep their content.
         """
 
     async def reach(self, address: str) -> str:
@@ -99,7 +99,7 @@ class SandboxBackend(Protocol):
         raise ConfigError(f"sandbox {self.name!r} cannot show {folders[0]}, which the agent needs", fix="sandbox=bwrap")
 
     def require(self) -> None:
-        """Raise `PrerequisiteError`, with the helping command, if it cannot work here."""
+        """Raise `PrerequisiteError`, with the command that helps, if it cannot work here."""
         return
 
     def info(self) -> SandboxInfo:
@@ -227,5 +227,5 @@ class Reward(Protocol):
         return True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float | None:
-        """Value of `patch` for the reference `oracle`; None if both diffs do not suffice. Raises `MalformedPatch`."""
+        """Value of `patch` for the reference `oracle`; None if the diffs do not suffice. Raises `MalformedPatch`."""
         return None

@@ -314,5 +314,5 @@ def test_policies_with_conflicting_engines_are_measured_in_turn(
     assert of([miniature, tmp_path / "other"]) == [ModelGroup((0, 1), 2)]
     with pytest.raises(ConfigError, match="one at a time"):
         of([miniature, tmp_path / "other"], executor="ray")
-    with pytest.raises(UsageError, match="have one name, miniature"):
+    with pytest.raises(UsageError, match="have the same name, miniature"):
         plan_evaluations("jsonl", [], ["a/miniature", "b/miniature"])

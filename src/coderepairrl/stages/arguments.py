@@ -1,4 +1,4 @@
-"""Plans of the evaluations and collections that the arguments of `crrl eval` and `crrl collect` name."""
+"""Plans of evaluations and collections from the arguments of `crrl eval` and `crrl collect`."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def plan_evaluations(
 ) -> list[Evaluation]:
     """Plan an evaluation, or with `collects` a collection, for each of `policies` (none: the file's).
 
-    `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `settings`
-    too; with `resume`, also an evaluation's folder. Each of `agents` attempts all tasks under the same limits. Several
-    policies have a run folder each, by name.
+    `what` is a TOML file, shipped config or run that has the settings; or a task source, with its options in
+    `settings`; or, with `resume`, an evaluation's folder. Each of `agents` attempts all tasks under the same limits.
+    Several policies have a run folder each, by name.
 
     Raises as `resolve_evaluation`, and `UsageError` for contradictory arguments.
     """
     if resume and (Path(what) / "run.json").is_file() and open_run(Path(what)).command() in ("eval", "collect"):
         if policies or output is not None:
             fix = f"crrl {'collect' if collects else 'eval'} {what} --resume"
-            raise UsageError(f"{what} has its policy and its folder: a resumed run takes no others", fix=fix)
+            raise UsageError(f"{what} already has a policy and a folder, which a resumed run keeps", fix=fix)
         return [_plan_resumed(RunFolder(Path(what)), settings, agents, shard, collects)]
     labels = [_policy_label(policy) for policy in policies]
     if same_label := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
         raise UsageError(
-            f"--policy {' and '.join(same_label)} have one name, {_policy_label(same_label[0])}",
+            f"--policy {' and '.join(same_label)} have the same name, {_policy_label(same_label[0])}",
             fix="measure each in a separate call",
         )
     task_share, settings = parse_shard(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
@@ -73,7 +73,7 @@ def plan_evaluations(
             folder,
             task_share,
             _parse_prices(prices, plan),
-            # of several policies, those that no earlier call reached begin now
+            # with several policies, those that no earlier call reached start now
             resume=resume and (len(plans) == 1 or (folder.path / "run.json").is_file()),
             collects=collects,
         )
@@ -167,7 +167,7 @@ def _plan_policy(
 def _plan_on_source(
     source: str, settings: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool
 ) -> AgentPlan:
-    """Plan an evaluation on the task source `source`, in place of the policy's settings of tasks and rewards."""
+    """Plan an evaluation on task source `source`, which replaces the policy's task and reward settings."""
     if policy is None:
         command = "collect" if collects else "eval"
         raise UsageError("no policy is named", fix=f"crrl {command} {source} --policy RUN|FOLDER|builtin:tiny|URL")

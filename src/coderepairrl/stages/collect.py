@@ -24,7 +24,7 @@ from coderepairrl.stats.measures import Cost, Prices, sum_costs
 _CHUNK = 1024  # Attempts whose conversations are in memory at a time.
 _BALANCED_FIELDS = ("language", "repository", "task")  # `keep.total` takes their values in turn.
 _WELL_FORMED = "well-formed tool calls"  # Arguments are a JSON object, and the tool was offered.
-_DISTINCT = "distinct patches and conversations"  # Of equal ones of a task, the highest reward is kept.
+_DISTINCT = "distinct patches and conversations"  # Among duplicates of a task, the highest reward is kept.
 _LISTED = 8  # Tasks, repositories and languages that are listed; the others are counted.
 
 
@@ -52,8 +52,8 @@ def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]
     """Select attempts from runs and files of examples, and write them to `output`, a file or folder.
 
     `words` are the runs and files, and filters ``keep.NAME=VALUE``. A single run also has filters in its settings;
-    without `output` its examples are replaced. Returns the summary of `keep_attempts`. Raises as that, `ConfigError`
-    for an unknown filter, and `UsageError` for other wrong `words`.
+    without `output` its examples are replaced. Returns and raises as `keep_attempts`; also raises `ConfigError` for an
+    unknown filter, and `UsageError` for other wrong `words`.
     """
     sources, filters = [Path(each) for each in words if "=" not in each], [each for each in words if "=" in each]
     if not sources:
@@ -157,7 +157,7 @@ class Selection(NamedTuple):
             "kept": len(self.kept),
             "tasks": len({each.task for each in self.kept}),
             "filters": [step._asdict() for step in self.steps],
-            **{f"by_{part}": _count_kept(self.kept, part) for part in _BALANCED_FIELDS},
+            **{f"by_{field}": _count_kept(self.kept, field) for field in _BALANCED_FIELDS},
         }
 
 
@@ -258,8 +258,8 @@ def _suggest_fix(name: str, before: Sequence[Candidate]) -> str:
     return "relax this filter, or collect more attempts"
 
 
-def _count_kept(kept: Sequence[Candidate], part: str) -> dict[str, int]:
-    return dict(sorted(Counter(getattr(each, part) for each in kept).items(), key=lambda pair: (-pair[1], pair[0])))
+def _count_kept(kept: Sequence[Candidate], field: str) -> dict[str, int]:
+    return dict(sorted(Counter(getattr(each, field) for each in kept).items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def format_selection(summary: Mapping[str, Any]) -> list[str]:

@@ -94,11 +94,11 @@ async def attempt_all(
     """
     first = planned[0]
     if jobs > 1 and len(planned) == 1:
-        raise UsageError("--jobs is for several --policy, and there is one", fix="leave --jobs out")
-    again = f"crrl {first.command} {first.folder.path} --resume"
+        raise UsageError("--jobs is for several --policy, but there is only one", fix="leave --jobs out")
+    resume_command = f"crrl {first.command} {first.folder.path} --resume"
     if len(planned) > 1:
-        again = f"the same command with -o {first.folder.path.parent} --resume"
-    if failures := await run_until_interrupted(_attempt_by_engine(planned, jobs, say), fix=again):
+        resume_command = f"the same command with -o {first.folder.path.parent} --resume"
+    if failures := await run_until_interrupted(_attempt_by_engine(planned, jobs, say), fix=resume_command):
         raise combine_errors(failures)
 
 
@@ -154,15 +154,15 @@ async def measure_policy(
 ) -> dict[str, Any]:
     """Run the evaluations of `planned` into its folder; return summaries by name.
 
-    `follow` gets each turn and episode once logged. With a `label`, one of several concurrent policies: a prefix of
-    printed lines; their machine use is not recorded. Raises like `open_model`, `check_folder` and `begin_run`,
+    `follow` gets each turn and episode once logged. `label`, given to concurrent policies, is a prefix of printed
+    lines; their machine use is not recorded. Raises like `open_model`, `check_folder` and `begin_run`,
     `HealthGateError` for too many void episodes, `RunError` if a server's model changes.
     """
     plan, folder, shard, config = planned.plan, planned.folder, planned.shard, planned.plan.config
     meter = None if label else Meter()
     for name, tasks in plan.eval_tasks.items():
         if tasks and not shard.share(tasks):
-            raise UsageError(f"of the {len(tasks)} tasks of {name}, shard {shard} has none", fix="take fewer shards")
+            raise UsageError(f"shard {shard} has none of the {len(tasks)} tasks of {name}", fix="take fewer shards")
     with Progress(0, quiet=quiet, label=label) as progress:
         await _begin_evaluation(planned, progress)
         with closing(folder.writer()) as log:

@@ -51,7 +51,7 @@ Say = Callable[[str], None]
 Doing = Literal["is done", "goes on", "runs", "runs again"]
 _SERVER_START_SECONDS = 600.0  # Until a policy's server listens: a large model takes minutes to load.
 _STOP_SECONDS = 120.0  # For a job to stop cleanly.
-_ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception): ")  # Its beginning, by crrl or any Python program.
+_ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception): ")  # Start of an error line of crrl or any Python program.
 _SHOWN_DIFFERENCES = 4
 _STEP_SETTINGS = (  # Settings that no attempt of `collect` and `eval` depends on.
     *(*OF_ATTEMPTS, "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
@@ -83,7 +83,7 @@ class PlannedJob:
     state: JobState
     attempts: int
     gpu_hours: float | None
-    """Of trainings; None if unknown."""
+    """For training; None if unknown."""
 
 
 # -- before anything is started
@@ -207,7 +207,7 @@ def make_slurm_script(jobs: Jobs, say: Say) -> str:
     if problem is not None:
         if mistakes := [each for each in problem.problems if isinstance(each, ConfigError)]:
             raise combine_errors(mistakes)
-        say(f"on this machine, which others need not share:\n{problem}")
+        say(f"problems on this machine that others may not have:\n{problem}")
     lines, ids = [], {job.name: f"job{number}" for number, job in enumerate(jobs.jobs, 1)}
     for job in jobs.jobs:
         after = f" --dependency=afterok:{':'.join(f'${ids[need]}' for need in job.needs)}" if job.needs else ""
@@ -291,7 +291,7 @@ def _is_input(path: Path) -> bool:
 
 
 def digest_output(path: Path) -> str:
-    """Checksum of what jobs read of `path`. Raises OSError.
+    """Checksum of what jobs read from `path`. Raises OSError.
 
     In a run the newest checkpoint, else examples, else the log; elsewhere all bytes.
     """
@@ -317,7 +317,7 @@ def digest_output(path: Path) -> str:
 
 def _list_differences(record: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     old, new = flatten_settings(record["made_by"]), flatten_settings(json.loads(json.dumps(now)))
-    # of an unfinished job also step settings count, since its `--resume` would refuse other ones
+    # for an unfinished job step settings count too, since its `--resume` would refuse changes
     ignored = ("plan", *(_STEP_SETTINGS if now["kind"] in ATTEMPT and record["ended"] else ()))
     differences = []
     for key in list_changed_keys(new, old, [f"settings.{name}" for name in ignored]):
@@ -383,7 +383,7 @@ async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
     record = report.read_job_record(job.folder)
     if record and (differs := _list_differences(record, now)):
         aside = _move_aside(job)
-        say(f"{job.name} runs again: {_format_differences(differs)}" + (f"; before: {aside}" if aside else ""))
+        say(f"{job.name} runs again: {_format_differences(differs)}" + (f"; old output: {aside}" if aside else ""))
         record = None
     elif record and record["ended"] and job.folder.exists():
         say(f"{job.name} is done")

@@ -40,27 +40,27 @@ class ReducedHistory(NamedTuple):
 def reduce_to_past(tree: Path, where: str, work: Path, user: int | None) -> ReducedHistory:
     """Reduce the repository in folder `where` of `tree` to the past of its commit. Raises `TaskError`."""
     repository = _ImageRepository(tree, where, work, command_as(user, []))
-    home = resolve_inside(tree, ".git", where)
-    if home is None:
+    git_dir = resolve_inside(tree, ".git", where)
+    if git_dir is None:
         return ReducedHistory("", ())
-    if (pointer := read_text_inside(tree, home)).startswith("gitdir: "):
-        home = resolve_inside(tree, pointer.removeprefix("gitdir: ").rstrip("\r\n"), where)
-    common = home and resolve_inside(tree, read_text_inside(tree, f"{home}/commondir").strip() or ".", home)
-    if not home or not common or not (tree / home).is_dir() or not (tree / common).is_dir():
+    if (pointer := read_text_inside(tree, git_dir)).startswith("gitdir: "):
+        git_dir = resolve_inside(tree, pointer.removeprefix("gitdir: ").rstrip("\r\n"), where)
+    common = git_dir and resolve_inside(tree, read_text_inside(tree, f"{git_dir}/commondir").strip() or ".", git_dir)
+    if not git_dir or not common or not (tree / git_dir).is_dir() or not (tree / common).is_dir():
         raise TaskError(f"the repository in /{where} has no git directory in the image")
     try:
-        _fill_view(repository, home, common)
+        _fill_view(repository, git_dir, common)
         borrowed = _find_borrowed(repository, common)
-        head = _rebuild_repository(repository, home, common, borrowed)
+        head = _rebuild_repository(repository, git_dir, common, borrowed)
     except subprocess.CalledProcessError as error:
         raise TaskError(f"the repository in /{where} cannot be read: {explain_git_error(error)}") from error
     except subprocess.TimeoutExpired as error:
         raise TaskError(f"the repository in /{where} takes git more than {error.timeout:.0f} s") from error
-    git_folder = f"{where}/.git"
-    # the folders that lent objects, or the whole repository where HEAD lies beside its objects
+    # the folders that lent objects, or their whole repository if HEAD lies beside them
     lenders = [name for name in borrowed if name.endswith("objects")]
     lenders = [name.removesuffix("/objects") if (tree / name).with_name("HEAD").is_file() else name for name in lenders]
-    removed = [name for name in dict.fromkeys((home, common, *lenders)) if not f"{name}/".startswith(f"{git_folder}/")]
+    old = dict.fromkeys((git_dir, common, *lenders))
+    removed = [name for name in old if not f"{name}/".startswith(f"{where}/.git/")]
     for name in removed:
         shutil.rmtree(tree / name, ignore_errors=True)
     if not head:
@@ -88,14 +88,14 @@ class _ImageRepository(NamedTuple):
         return git(*args, folder=folder, prefix=self.git_prefix, stdin=stdin, env=env, timeout=_GIT_SECONDS)
 
 
-def _fill_view(repository: _ImageRepository, home: str, common: str) -> None:
-    # with copies of refs: links in them could lead anywhere
+def _fill_view(repository: _ImageRepository, git_dir: str, common: str) -> None:
+    # copies refs after removing links, which could lead anywhere
     view = create_bare_repository(repository.view)
     (view / "info" / "attributes").unlink()
     old = repository.tree / common
     _remove_links(old)
-    _remove_links(repository.tree / home)
-    (view / "HEAD").write_text(read_text_inside(repository.tree, f"{home}/HEAD"))
+    _remove_links(repository.tree / git_dir)
+    (view / "HEAD").write_text(read_text_inside(repository.tree, f"{git_dir}/HEAD"))
     image_config = read_text_inside(repository.tree, f"{common}/config").encode(errors="surrogateescape")
     settings = repository.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=image_config)
     formats = [
@@ -121,42 +121,42 @@ def _remove_links(folder: Path) -> None:
 
 
 def _find_borrowed(repository: _ImageRepository, common: str) -> list[str]:
-    # folders of objects, which then no longer borrow from each other
-    folders, left = [], [(f"{common}/objects", 0)]
-    while left:
-        folder, depth = left.pop()
+    # lists all folders of objects, and deletes the files that let them borrow from each other
+    folders, pending = [], [(f"{common}/objects", 0)]
+    while pending:
+        folder, depth = pending.pop()
         real = resolve_inside(repository.tree, folder)
         if real is None or real in folders or depth > _MAX_BORROWING_DEPTH:
             continue
         folders.append(real)
-        listed = repository.tree / real / "info" / "alternates"
+        alternates = repository.tree / real / "info" / "alternates"
         for line in read_text_inside(repository.tree, f"{real}/info/alternates").splitlines():
             if line and not line.startswith("#"):
-                left.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
+                pending.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
         _remove_links(repository.tree / real)
-        listed.unlink(missing_ok=True)
+        alternates.unlink(missing_ok=True)
     return folders
 
 
-def _rebuild_repository(repository: _ImageRepository, home: str, common: str, objects: list[str]) -> str:
+def _rebuild_repository(repository: _ImageRepository, git_dir: str, common: str, objects: list[str]) -> str:
     """Replace the repository; returns the commit id."""
     env = borrow_objects(*(repository.tree / folder for folder in objects))
 
-    def ask(*args: str, stdin: bytes = b"") -> str:
+    def run_git(*args: str, stdin: bytes = b"") -> str:
         return os.fsdecode(repository.git(*args, folder=repository.view, stdin=stdin, env=env))
 
     give_same_owner(repository.tree, repository.view)
     try:
-        head = ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
+        head = run_git("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     except subprocess.CalledProcessError:
         remove_repository(repository.tree / repository.where)  # nothing is checked out
         return ""
-    listed = ask("for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags")
+    listed = run_git("for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags")
     tags = [line.split(" ", 1) for line in listed.splitlines()]
     new = create_bare_repository(repository.new)
     (new / "info" / "attributes").unlink()
     (new / "config").write_text(_format_image_config(repository))
-    checked_out = (repository.tree / home / "HEAD").read_text().strip()
+    checked_out = (repository.tree / git_dir / "HEAD").read_text().strip()
     branch = checked_out.removeprefix("ref: ") if checked_out.startswith("ref: refs/heads/") else ""
     (new / "HEAD").write_text(f"ref: {branch}\n" if branch else f"{head}\n")
     rows = sorted((name, id_) for id_, name in [*tags, *([[head, branch]] if branch else [])])
@@ -167,7 +167,7 @@ def _rebuild_repository(repository: _ImageRepository, home: str, common: str, ob
         if _ID.fullmatch(line)
     ]
     if shallow:
-        ancestors = set(ask("rev-list", "HEAD").split())
+        ancestors = set(run_git("rev-list", "HEAD").split())
         (new / "shallow").write_text("".join(f"{line}\n" for line in shallow if line in ancestors))
     if excluded := read_text_inside(repository.tree, f"{common}/info/exclude"):
         (new / "info" / "exclude").write_text(excluded, errors="surrogateescape")
@@ -175,9 +175,9 @@ def _rebuild_repository(repository: _ImageRepository, home: str, common: str, ob
     revisions = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
     pack = ("pack-objects", "--revs", "--quiet", str(new / "objects" / "pack" / "pack"))
     try:
-        ask(*pack, stdin=revisions)
+        run_git(*pack, stdin=revisions)
     except subprocess.CalledProcessError:  # a clone with a filter lacks objects
-        ask(*pack[:2], "--missing=allow-any", *pack[2:], stdin=revisions)
+        run_git(*pack[:2], "--missing=allow-any", *pack[2:], stdin=revisions)
     repository.git("read-tree", "HEAD", folder=new)
     if (modules := repository.tree / common / "modules").is_dir():  # without them, git fails in a tree with submodules
         modules.rename(new / "modules")
@@ -189,9 +189,9 @@ def _rebuild_repository(repository: _ImageRepository, home: str, common: str, ob
 
 
 def _format_image_config(repository: _ImageRepository) -> str:
-    # inside, files have other inodes and change times
-    formats = (repository.view / "config").read_text().replace("bare = true", "bare = false")
-    core, _, rest = formats.partition("[extensions]")
+    # in the sandbox, files have other inodes and change times
+    config = (repository.view / "config").read_text().replace("bare = true", "bare = false")
+    core, _, rest = config.partition("[extensions]")
     core += "\ttrustctime = false\n\tcheckStat = minimal\n"
     user = "[user]\n\tname = agent\n\temail = agent@sandbox\n[gc]\n\tauto = 0\n"
     return core + (f"[extensions]{rest}" if rest else "") + user
@@ -235,8 +235,8 @@ def _delete_other_sources(repository: _ImageRepository) -> Iterator[str]:
             yield name
             continue
         for file in files:
-            head = read_text_inside(repository.tree, f"{name}/{file}", longest=15) if file.endswith(".bundle") else ""
-            if head.endswith("git bundle"):  # "# v2 git bundle"
+            header = read_text_inside(repository.tree, f"{name}/{file}", longest=15) if file.endswith(".bundle") else ""
+            if header.endswith("git bundle"):  # "# v2 git bundle"
                 (current / file).unlink()
                 yield str((current / file).relative_to(repository.tree))
 

@@ -68,8 +68,8 @@ _SHARED_AARCH64 = {
     "listen": 201, "inotify_init1": 26, "fchownat": 54, "setxattr": 5,
     "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "migrate_pages": 238, "move_pages": 239,
 }  # fmt: skip
-# Calls on another process of the same user, with the argument that names it. With shared processes, a process may name
-# only itself (0), else anything but the guest (1), which lower limits would kill; never all processes of a user.
+# Calls on another process of the same user, with the argument that holds its id. With `shared`, a process may name only
+# itself (0), otherwise any but the guest (1), which lower limits would kill. All processes of a user: always denied.
 _SELF_X86_64 = {
     "prlimit64": (302, _ARG0), "sched_setaffinity": (203, _ARG0), "sched_setscheduler": (144, _ARG0),
     "sched_setparam": (142, _ARG0), "sched_setattr": (314, _ARG0), "setpriority": (141, _ARG1),
@@ -80,7 +80,7 @@ _SELF_AARCH64 = {
     "sched_setparam": (118, _ARG0), "sched_setattr": (274, _ARG0), "setpriority": (140, _ARG1),
     "ioprio_set": (30, _ARG1),
 }  # fmt: skip
-# Calls of package installers that need several owners or a real root.
+# Calls of package installers that need several file owners or a real root.
 _ROOT_SAME = {"setxattrat": 463}
 _ROOT_X86_64 = {
     "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
@@ -126,7 +126,7 @@ def _instruction(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> 
 
 
 def _when_equal(number: int, body: bytes) -> bytes:
-    # `body` must return
+    # every path through `body` must return
     return _instruction(_EQUAL, number, 0, len(body) // 8) + body
 
 
@@ -156,9 +156,9 @@ def assemble_filter(machine: str = "", *, shared: bool = False, root: bool = Fal
     if shared:
         parts += [_when_equal(number, refuse) for number in (target.shared | _SHARED_SAME).values()]
     if root:
-        done = _instruction(_RETURN, _ERRNO)  # error 0: the call returns 0 without being made
-        parts += [_when_equal(number, done) for number in (target.root | _ROOT_SAME).values()]
-        devices = _when_equal(stat.S_IFCHR, done) + _when_equal(stat.S_IFBLK, done)
+        fake_success = _instruction(_RETURN, _ERRNO)  # error 0: the call returns 0 without being made
+        parts += [_when_equal(number, fake_success) for number in (target.root | _ROOT_SAME).values()]
+        devices = _when_equal(stat.S_IFCHR, fake_success) + _when_equal(stat.S_IFBLK, fake_success)
         for number, argument in target.nodes.values():
             kind = _instruction(_LOAD, argument) + _instruction(_AND, 0o170000)  # S_IFMT
             parts.append(_when_equal(number, kind + devices + allow))

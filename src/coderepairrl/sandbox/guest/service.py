@@ -37,7 +37,7 @@ class Limits:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.memory, self.sockets = settings["memory"], settings.get("sockets", 0)
         self.memory_folders = settings.get("memory_folders", ())
-        # those that are there from the start are not counted
+        # files that exist at the start do not count towards the limit
         self.files = settings.get("files", 0) + self._count_files()
 
     def find_exceeded(self) -> str:
@@ -51,7 +51,7 @@ class Limits:
         return "files" if self.memory_folders and self._count_files() > self.files else ""
 
     def _measure_memory(self) -> int:
-        """Bytes held by all other processes; counts shared pages once when near the limit."""
+        """Bytes held by all other processes; shared pages count once if RSS exceeds the limit."""
         pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
         page, resident = resource.getpagesize(), 0
         for pid in pids:
@@ -81,21 +81,21 @@ def read_proc(path: str, gone: bytes) -> bytes:
 
 
 def list_descendants() -> list[int]:
-    """Processes below this one, without a pid namespace."""
+    """Process ids of all descendants; used without a pid namespace."""
     parents = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():
             fields = read_proc(f"/proc/{name}/stat", b") Z 0").rsplit(b")", 1)[1].split()
             parents[int(name)] = int(fields[1])
-    pids, fresh = [], {os.getpid()}
-    while fresh:
-        fresh = {pid for pid, parent in parents.items() if parent in fresh}
-        pids += sorted(fresh)
+    pids, generation = [], {os.getpid()}
+    while generation:
+        generation = {pid for pid, parent in parents.items() if parent in generation}
+        pids += sorted(generation)
     return pids
 
 
 SPAWN_ERRORS = {2: 127, 20: 127}  # ENOENT, ENOTDIR as a shell reports them; everything else is 126
-STRAYS = 20  # entries to visit, for every new file that a diff may hold
+STRAYS = 20  # entries that a diff visits at most, per new file that it may hold
 WATCH_SECONDS = 0.1
 # signals that Python or the guest ignores or handles, and commands must not
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
@@ -116,7 +116,7 @@ class Guest:
         self._wake_writer.setblocking(False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # else a command could end us through Python's own handler
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing is written to the descriptor below
-        signal.siginterrupt(signal.SIGCHLD, False)  # a supervised system call is interrupted where others are not
+        signal.siginterrupt(signal.SIGCHLD, False)  # restart calls: under a supervisor, signals interrupt more of them
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         self.oom_file: int | None = None  # new processes inherit the score in it
         if sys.platform == "linux":
@@ -124,7 +124,7 @@ class Guest:
 
     def _prepare(self) -> None:
         # Linux only
-        self.oom_file = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)  # closed to us once undumpable
+        self.oom_file = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)  # not readable once undumpable
         self.own_oom_score = os.pread(self.oom_file, 16, 0).strip()
         import ctypes
 
@@ -172,7 +172,7 @@ class Guest:
             header, data, descriptor = describe_failure(error), b"", None
             if operation == "exec" and isinstance(error, MemoryError):  # a command can cause it
                 header, data = {"code": 126}, b"Cannot allocate memory\n"
-        os.chdir("/")  # the one folder that no agent can close or remove
+        os.chdir("/")  # the one folder that agents can neither remove nor make inaccessible
         self.control.send(header, data, descriptor)
         if descriptor is not None:
             os.close(descriptor)
@@ -342,11 +342,11 @@ class RunningCommand:
             code = 124 if cause == "time" else 137
         else:
             code = os.waitstatus_to_exitcode(status)
-            code = code if code >= 0 else 128 - code  # by signal n: -n
+            code = code if code >= 0 else 128 - code  # -n: ended by signal n
         return {"code": code, "timed_out": cause == "time", "truncated": self.truncated}
 
     def _watch(self) -> tuple[int, str]:
-        """Wait for the command; returns its status, or the reason to end it."""
+        """Wait for the command; returns its status and the reason to end it."""
         poll = select.poll()
         for source in (self.guest.control.socket.fileno(), self.guest.wake.fileno(), self.out):
             poll.register(source, select.POLLIN)
@@ -417,7 +417,7 @@ class RunningCommand:
                     return
             except OSError:
                 return
-            # nothing came, and nothing is there: a process that escaped us may still hold the pipe open
+            # nothing was read, and nothing is left: a process that escaped may still hold the pipe open
             if before == (len(self.output), self.truncated) and not select.select([self.out], [], [], 0)[0]:
                 return
 

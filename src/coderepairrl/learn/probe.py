@@ -51,7 +51,7 @@ EAGER = "eager"
 """transformers' reference attention: has all that an architecture needs."""
 LAYERS = 4
 WINDOW = 8
-"""Value of `SWITCHES` in the probe, below its longest row."""
+"""Value of `SWITCHES` in the probe, shorter than its longest row."""
 SWITCHES = (
     *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "index_topk"),
     "original_max_position_embeddings",  # which transformers copies into `rope_parameters`
@@ -239,7 +239,7 @@ def _can_chunk(
 
 
 def _limit(owner: Any, name: str, most: int, limits: ExitStack) -> None:
-    """Lower a number to `most` until `limits` end."""
+    """Lower a number to `most` until `limits` closes."""
     value = getattr(owner, name)
     limits.callback(setattr, owner, name, value)
     setattr(owner, name, min(value, most))

@@ -27,9 +27,9 @@ from coderepairrl.processes.child import die_with_parent
 from coderepairrl.processes.children import Frame, Parent, encode_frame
 
 _CONNECT_SECONDS, _RETRY_SECONDS = 3600.0, 1.0
-"""Wait for the run to listen, and between attempts."""
+"""Longest wait for the run to listen; pause between attempts."""
 _IDLE = timedelta(days=365)
-"""Longest wait for a request: the run samples."""
+"""Longest wait for a request, while the run samples."""
 _HOST = os.uname().nodename
 
 
@@ -66,11 +66,11 @@ def main() -> None:
 
 
 def _connect(address: str, processes: list[Any]) -> Parent:
-    listener, secret = remote.parse_address(address), remote.read_secret()
+    host_port, secret = remote.parse_address(address), remote.read_secret()
     deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
-            connection = socket.create_connection(listener, timeout=remote.GREETING_SECONDS)
+            connection = socket.create_connection(host_port, timeout=remote.GREETING_SECONDS)
             run = Parent(connection)
             # in one piece: a run that rejects the secret closes the connection
             connection.sendall(secret + encode_frame({"pid": os.getpid(), "machines": processes}))

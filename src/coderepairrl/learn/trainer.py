@@ -36,7 +36,7 @@ from coderepairrl.sync.weights import CALLED_OFF, OFFER, compute_checksum
 from coderepairrl.types import Sample
 
 PASSES_PER_TREE = 4
-"""Limit of a tree computed in chunks, in `micro_tokens`: its keys and values are all in memory."""
+"""Largest tree computed in chunks, in `micro_tokens`: memory holds all its keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Minibatch:
     scale: LossScale
     references: list[Tensor | None] = field(default_factory=list)
     logprobs_before: list[Tensor] = field(default_factory=list)
-    """Logprobs before the batch; with recorded old logprobs only of the first minibatch."""
+    """Logprobs before the batch; if ``old_logprobs`` are recorded, only the first minibatch's."""
     targets: list[values.Targets] = field(default_factory=list)
     """Present with a value head."""
 
@@ -189,8 +189,8 @@ class Trainer:
             return ""
         try:
             wire.send(offer / OFFER, tensors, receivers, seconds)
-        except wire.TransferError as torn:  # the engine raises its own error, if it is alive
-            return str(torn)
+        except wire.TransferError as error:  # the engine raises its own, if it is alive
+            return str(error)
         return ""
 
     def save(self, folder: Path) -> None:
@@ -232,8 +232,8 @@ class Trainer:
 
     @property
     def _can_chunk(self) -> bool:
-        # not with gradient checkpointing, which would save no memory, nor where processes share the model, which need
-        # the same number of passes; a chunk gives only logprobs
+        # not with gradient checkpointing, which would save no further memory, nor if processes share the model, since
+        # all must make the same number of passes; chunks give only logprobs
         settings = self.settings
         keeps_activations = settings.strategy == "ddp" and not settings.gradient_checkpointing
         needs_more = settings.algorithm == "sft" or self.teacher is not None or settings.entropy or settings.value_head
@@ -303,7 +303,7 @@ class Trainer:
                 metrics.record_logprobs(batch, logp_N)
 
     def _accumulate(self, minibatch: _Minibatch, metrics: Metrics, *, first: bool) -> None:
-        """Accumulate the gradient; `first` before any update."""
+        """Accumulate the gradient; `first`: before any update."""
         settings, strategy, last = self.settings, self.strategy, minibatch.computed[-1]
         for at, batch in enumerate(minibatch.batches):
             with strategy.accumulation_context(last=batch is last):

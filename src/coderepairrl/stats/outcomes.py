@@ -1,8 +1,8 @@
 """Outcomes of attempts: whether one is resolved, pass@k and pass^k, for one policy or two.
 
-Unbiased for k independent attempts, drawn without replacement from n: pass@k that at least one solves the task (Chen et
-al. 2021, arXiv 2107.03374), pass^k that all do (Yao et al. 2024, arXiv 2406.12045). A policy that only became more
-reliable is ahead for few attempts alone (Yue et al. 2025, arXiv 2504.13837).
+Unbiased estimates from n attempts, for k drawn without replacement: pass@k, that at least one solves the task (Chen et
+al. 2021, arXiv 2107.03374), and pass^k, that all do (Yao et al. 2024, arXiv 2406.12045). A policy that only became more
+reliable leads at small k only (Yue et al. 2025, arXiv 2504.13837).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def is_resolved(episode: Episode) -> bool | None:
 
 
 def estimate_pass_rates(episodes: Iterable[Episode]) -> dict[str, Interval]:
-    """Estimate ``pass@k`` and ``pass^k`` of tested tasks, for k of 2, 4, ... and the most attempts.
+    """Estimate ``pass@k`` and ``pass^k`` of tested tasks, for k = 2, 4, ... and the most attempts.
 
     Omits void attempts.
     """

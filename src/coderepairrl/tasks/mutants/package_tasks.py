@@ -34,7 +34,7 @@ SHOWN_LINES = 6
 class Bug:
     """A verified bug; `output` is the end of the output of `command`.
 
-    With the bug, tests in `fail_to_pass` fail or are not reached; lists are empty without reports of single tests.
+    With the bug, tests in `fail_to_pass` fail or do not run; lists are empty without reports of single tests.
     """
 
     path: str
@@ -80,23 +80,23 @@ def list_candidates(files: Mapping[str, bytes], only: str, modules: Collection[s
 
     `modules`, if known, limits them to installed files. Raises `TaskError`.
     """
-    mutated: list[tuple[str, str, Mutation]] = []
+    candidates: list[tuple[str, str, Mutation]] = []
     unreadable: list[str] = []
     for path, data in files.items():
         is_installed = path.endswith(".py") and path in (modules or files)
         if is_installed and fnmatch(path, only) and not is_test_or_docs(path):
             try:
                 source = data.decode("utf-8")
-                mutated += [(path, source, mutation) for mutation in list_mutations(source)]
+                candidates += [(path, source, mutation) for mutation in list_mutations(source)]
             except (SyntaxError, ValueError) as error:
                 unreadable.append(f"{path}: {error}")
-    if not mutated:
+    if not candidates:
         reason = f"; unreadable: {'; '.join(unreadable[:3])}" if unreadable else ""
         raise TaskError(
-            f"no mutable function of Python in {len(files)} files (only={only!r}){reason}",
+            f"no mutable function in the Python code of {len(files)} files (only={only!r}){reason}",
             fix="point path at Python code",
         )
-    return mutated
+    return candidates
 
 
 async def find_bugs(
@@ -112,7 +112,7 @@ async def find_bugs(
     modules: Collection[str] = (),
     leave_out: bool = False,
 ) -> list[Bug]:
-    """Up to `most` verified bugs in random order: `command` passes on `files`, and fails in time with the bug.
+    """Up to `most` verified bugs in random order: `command` passes on `files`, and fails within `timeout` with the bug.
 
     Only tests that pass twice without a bug count. `leave_out` deselects a few failing pytest tests. Raises `TaskError`
     if tests fail without a bug, none run, or no bug is noticed; `SandboxFault` and `PrerequisiteError`.
@@ -157,7 +157,7 @@ async def _find_reliable_tests(runner: _TestRunner, leave_out: bool) -> frozense
         raise await runner.explain_failure(ran)
     if runner.results and not reliable:
         raise TaskError(
-            f"no test reports that it passes, twice: {' '.join(runner.command)}\n{ran.output_end}",
+            f"no test is reported to pass in two runs: {' '.join(runner.command)}\n{ran.output_end}",
             fix="give the command that runs the tests: the option command (docs/guides/mutants.md)",
         )
     return reliable

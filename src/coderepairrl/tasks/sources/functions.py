@@ -70,7 +70,7 @@ class _MaskedFunction(NamedTuple):
 class Functions(LoadedSource):
     """Functions specified by docstrings, each masked in a copy of its files (options: docs/guides/kinds.md).
 
-    `left_out` counts omitted functions. A quarter is split ``test``, by id (``functions/PATH:NAME``). Raises
+    `left_out` counts omitted functions. A quarter, by id (``functions/PATH:NAME``), has split ``test``. Raises
     `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as
     `build_project_environment`.
     """
@@ -106,7 +106,7 @@ class Functions(LoadedSource):
         except OSError as error:
             fix = "name readable code; if it is the cache, set CRRL_CACHE to a writable folder"
             raise TaskError(f"{self.path}: {error}", fix=fix) from error
-        fix = "quality=false takes poor docstrings, too, examples=false those without examples"
+        fix = "quality=false keeps functions with poor docstrings, examples=false those without examples"
         log_left_out(str(self.path), "function", tasks, self.left_out, fix=fix)
         return tasks
 
@@ -160,15 +160,15 @@ class Functions(LoadedSource):
         functions = [
             [_format_module_name(path, imports), function.name, function.docstring] for path, _, function in chosen
         ]
-        where = (self.sandbox, self.sandbox_options)
-        key = [_PROGRAM.read_text(), digest_contents(files), functions, imports, environment, where]
+        backend_choice = (self.sandbox, self.sandbox_options)
+        key = [_PROGRAM.read_text(), digest_contents(files), functions, imports, environment, backend_choice]
 
         async def probe(backend: SandboxBackend) -> list[str]:
-            healthy = f"dir:{store_folder(self.cache / 'workspaces', files)}"
-            task = Task("functions/whole", "run examples", "python", healthy, b"", environment=environment)
+            workspace = f"dir:{store_folder(self.cache / 'workspaces', files)}"
+            task = Task("functions/whole", "run examples", "python", workspace, b"", environment=environment)
             return await _probe_examples(backend, task, json.dumps([imports or ".", functions]))
 
-        problems: list[str] = compute_cached_json(self.cache / "examples", key, probe, *where)
+        problems: list[str] = compute_cached_json(self.cache / "examples", key, probe, *backend_choice)
         return problems
 
     def _make_task(
@@ -206,14 +206,15 @@ class Functions(LoadedSource):
 
 
 async def _probe_examples(backend: SandboxBackend, task: Task, text: str) -> list[str]:
-    async with backend.open(task) as fresh:
-        await fresh.write(CHECK, _PROGRAM.read_bytes())
-        ran = await fresh.exec(("python3", "-B", CHECK), stdin=text.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24)
-    last = ran.output.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
+    async with backend.open(task) as sandbox:
+        await sandbox.write(CHECK, _PROGRAM.read_bytes())
+        command = ("python3", "-B", CHECK)
+        result = await sandbox.exec(command, stdin=text.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24)
+    last = result.output.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
     try:
         problems: list[str] = json.loads(last)
     except ValueError:
-        how = "took too long" if ran.timed_out else f"ended with exit code {ran.exit_code}: {last[-300:]}"
+        how = "took too long" if result.timed_out else f"ended with exit code {result.exit_code}: {last[-300:]}"
         raise TaskError(f"the examples of {task.workspace} {how}", fix="leave them out: examples=false") from None
     return problems
 

@@ -83,7 +83,7 @@ class EpisodeBudget:
         )
 
     def record_limit(self, limit: str) -> None:
-        """Record `limit`, if not empty, if it is the first."""
+        """Record `limit` unless one is recorded already."""
         self.limit = self.limit or limit
 
     def record_context(self, context: int) -> None:

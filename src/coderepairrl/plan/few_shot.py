@@ -73,10 +73,10 @@ def fill_in_examples(config: Config, trained: Sequence[Task], evaluated: Sequenc
     for name, other in also.items():
         if "agent" in other and (agent := config.eval.each[name].agent):
             other["agent"] = fill_in_agent(agent).model_dump()
-    measured = config.eval.model_copy(
+    evaluation = config.eval.model_copy(
         update={"agent": config.eval.agent and fill_in_agent(config.eval.agent), "also": also}
     )
-    return config.model_copy(update={"agent": fill_in_agent(config.agent), "kinds": kinds, "eval": measured})
+    return config.model_copy(update={"agent": fill_in_agent(config.agent), "kinds": kinds, "eval": evaluation})
 
 
 def _parse_examples(option: object) -> tuple[Example, ...]:
@@ -110,7 +110,7 @@ def _draw_examples(
     if len(chosen) < count:
         raise ConfigError(
             f"agent.options.examples={count}, and only {len(chosen)} of {len(trained)} training tasks can be examples:"
-            " they must change one file, each a different one, on this machine, and not be evaluated",
+            " each must change one file, which this machine has and no other example changes, and not be evaluated",
             fix='ask for fewer, name tasks.source, or a file: agent.options.examples="examples.jsonl"',
         )
     return chosen

@@ -70,7 +70,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RecordedAttempts:
-    """Attempts in a run folder; of a training, not those of its evaluations.
+    """Attempts in a run folder, without those of a training's evaluations.
 
     Raises `UsageError` without a run or for a task source that is not shipped, `ConfigError` for an evaluation set.
     """
@@ -92,7 +92,7 @@ class RecordedAttempts:
                 tasks.check_trainable(tasks.make_source(section.source, **section.options).evaluation_set)
 
     def candidates(self, number: int) -> Iterator[Candidate]:
-        """Valid attempts with a verdict. Raises `RunError`."""
+        """Candidates from valid attempts. Raises `RunError`."""
         for episode in self._iter_episodes(lambda name: True):
             yield _make_candidate(number, episode)
 
@@ -207,7 +207,7 @@ def _make_candidate(number: int, episode: Episode) -> Candidate:
     messages = () if leaf is None else _leaf_messages(episode.turns, leaf)
     malformed = "it has no reply" if leaf is None else _find_malformed(messages, offered_tools(episode.turns, leaf))
     if any(turn.remote and turn.finish is Finish.LENGTH for turn in episode.turns):
-        malformed = malformed or "a reply was cut at its length"
+        malformed = malformed or "a reply was cut at its maximum length"
     return Candidate(
         number,
         episode.id,
@@ -227,7 +227,7 @@ def _sampled_rows(episode: Episode) -> Iterator[tuple[int, Sample]]:
     """Rows of sampled tokens, each with its last turn."""
     if any(has_secrets(Chat(messages_with_turns(episode.turns, leaf), False)) for leaf in leaf_indices(episode.turns)):
         return  # ids would reveal the secret
-    # imitation compares no logprobs, so tokens count that were sampled by other rules than training allows
+    # imitation compares no logprobs, so it also learns from tokens whose sampling settings RL does not allow
     turns = tuple(
         replace(turn, sampling=Sampling(), masked="" if turn.masked == "sampling" else turn.masked)
         for turn in episode.turns

@@ -79,7 +79,7 @@ def find_free_folder(path: Path) -> Path:
 
 
 def pin_models(config: Config, *, fetches: bool = True) -> Config:
-    """Replace runs as model or teacher by their newest checkpoints, and hub names by commits; `fetches` the models."""
+    """Replace model and teacher: runs by their newest checkpoints and, with `fetches`, hub names by fetched commits."""
     model = config.model.model_copy(update={"path": _pin_model(config.model.path, fetches)})
     train = config.train.model_copy(update={"teacher": _pin_model(config.train.teacher, fetches)})
     return config.model_copy(update={"model": model, "train": train})
@@ -140,7 +140,7 @@ async def begin_run(
 ) -> None:
     """Create `folder`, with `record` in run.json, or check that the model of a resumed run is unchanged.
 
-    Prints in what evaluations differ from training. Raises `UsageError`, and as `read_tasks_learned_by_model`.
+    Prints how evaluations differ from training. Raises `UsageError`, and as `read_tasks_learned_by_model`.
     """
     if resume:
         await _check_model(folder, plan)
@@ -180,7 +180,7 @@ def _describe_conditions(plan: AgentPlan | ImitationPlan) -> tuple[dict[str, Any
 
 
 def _model_parts(plan: AgentPlan | ImitationPlan) -> dict[str, Path]:
-    """Folders of the policy's weights by key in run.json; empty behind a URL."""
+    """Folders of the policy's weights by key in run.json; empty for a URL."""
     trains = isinstance(plan, Plan | ImitationPlan)
     if not isinstance(plan.model, LocalModel) or (trains and plan.config.model.init != "weights"):
         return {}
@@ -190,7 +190,7 @@ def _model_parts(plan: AgentPlan | ImitationPlan) -> dict[str, Path]:
 
 async def _check_model(folder: RunFolder, plan: AgentPlan | ImitationPlan) -> None:
     # The settings name a model only by its path.
-    prepared = folder.path / "model"  # weights that were drawn, or merged or rounded from the others
+    prepared = folder.path / "model"  # weights drawn at random, or merged or rounded from the parts below
     about = folder.about()
     for name, path in ({"model": prepared} if prepared.is_dir() else _model_parts(plan)).items():
         if path == prepared:
@@ -199,8 +199,8 @@ async def _check_model(folder: RunFolder, plan: AgentPlan | ImitationPlan) -> No
             changes = await _run_stoppable(find_changed_file, path, about.get(name, {}))
         if changes:
             raise UsageError(
-                f"{folder.path} cannot be resumed: it began from another {name} than there is in {path}: {changes}",
-                fix="restore that file, or put the model back in its place; the changed model is another run's",
+                f"{folder.path} cannot be resumed: it began from another {name} than {path} now holds: {changes}",
+                fix="restore that file, or put the model back in its place; a changed model needs a new run",
             )
 
 
@@ -311,7 +311,7 @@ async def retry_learner(
             if deaths == retries:
                 raise
             deaths += 1
-            on_death(f"{fault}; the run starts another")
+            on_death(f"{fault}; the run starts a new learner")
 
 
 def is_checkpoint_due(folder: RunFolder, config: Config, step: int) -> bool:

@@ -37,7 +37,7 @@ class Trace:
         self._show_message(reply)
 
     def show_end(self, report: AgentReport, seconds: float) -> None:
-        """Show how it ended, and the outcome of calls that no further turn has shown."""
+        """Show how the attempt ended, and the outcome of calls that no later turn shows."""
         calls = report.tool_calls or ()
         for call in calls if report.exit != "submitted" else ():
             if call.turn == calls[-1].turn:

@@ -53,9 +53,9 @@ def make_curve_panel(
         {e.step: e.values[measure] for e in report.evaluations if measure in e.values and e.name == "eval"}
         for report in reports
     ]
-    single = "training" if any(held_out) or per_patch else ""
+    training_label = "training" if any(held_out) or per_patch else ""
     series = [
-        _make_series(report, measure, report.name if several else single, at, alpha)
+        _make_series(report, measure, report.name if several else training_label, at, alpha)
         for at, report in enumerate(reports)
     ]
     for at, (report, intervals) in enumerate(zip(reports, held_out, strict=True)):
@@ -137,7 +137,7 @@ def _make_learner_panels(reports: Sequence[Report]) -> list[Panel]:
         (("learn/entropy",), "entropy, estimated from the sampled tokens"),
         (("learn/grad_norm",), "gradient norm before clipping"),
         (("learn/loss",), "loss"),
-        (("learn/accuracy",), "tokens of examples that are the likeliest"),
+        (("learn/accuracy",), "share of example tokens that are the likeliest"),
         (("learn/kl",), "KL to the initial policy"),
         (("learn/teacher_kl",), "divergence from the teacher"),
         (("learn/mismatch_mean", "learn/mismatch_max"), "engine against learner: |Δ logprob|"),
@@ -146,11 +146,11 @@ def _make_learner_panels(reports: Sequence[Report]) -> list[Panel]:
         (("learn/staleness_max",), "versions behind, oldest token"),
         (("learn/lr",), "learning rate"),
         (("held_out/loss",), "loss of held-out examples"),
-        (("held_out/accuracy",), "tokens of held-out examples that are the likeliest"),
-        (("informative",), "share of groups that had something to teach"),
+        (("held_out/accuracy",), "share of held-out example tokens that are the likeliest"),
+        (("informative",), "share of groups that are trained on"),
     ]
     panels = [_make_metrics_panel(reports, names, title) for names, title in charts]
-    # a constant learning rate or delay is in the configuration: no curve
+    # no curve of a learning rate or staleness that is constant: the configuration has it
     fewest_values = {"learning rate": 2, "versions behind, oldest token": 2}
     return [panel for panel in panels if len(_collect_values(panel)) >= fewest_values.get(panel.title, 1)]
 

@@ -65,8 +65,8 @@ def _open_reader(path: Path) -> Iterable[LogRow] | None:
         return _read_inspect(path, *_unpack_inspect(path))
     if path.name == "traces.jsonl":
         return _read_traces(path)
-    if path.name == "results.jsonl" and (about := path.with_name("metadata.json")).is_file():
-        metadata = _read_json(about)
+    if path.name == "results.jsonl" and (metadata_file := path.with_name("metadata.json")).is_file():
+        metadata = _read_json(metadata_file)
         return _read_rollouts(path, metadata) if "env_id" in metadata else None
     try:
         document = _read_json(path) if path.suffix == ".json" else None
@@ -195,10 +195,11 @@ def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _read_rollouts(path: Path, metadata: Any) -> Iterator[LogRow]:
     """``results.jsonl`` of verifiers before 0.2; a reward of at least ``pass_threshold`` is a success, as in pass@k."""
-    rows, about = _read_lines(path), path.with_name("metadata.json")
-    planned = math.prod(_get_field(metadata, each, int, about) for each in ("num_examples", "rollouts_per_example"))
+    rows, metadata_file = _read_lines(path), path.with_name("metadata.json")
+    sizes = ("num_examples", "rollouts_per_example")
+    planned = math.prod(_get_field(metadata, each, int, metadata_file) for each in sizes)
     _check_complete(path, len(rows), planned, "rollouts", "vf-eval ... --resume")
-    model, condition = _get_field(metadata, "model", str, about), ("verifiers.environment", metadata["env_id"])
+    model, condition = _get_field(metadata, "model", str, metadata_file), ("verifiers.environment", metadata["env_id"])
     for where, row in rows:
         reward = _get_field(row, "reward", (int, float), where)
         resolved = reward >= metadata["pass_threshold"] if "pass_threshold" in metadata else reward

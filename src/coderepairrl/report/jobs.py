@@ -103,8 +103,8 @@ def _format_collected(folder: RunFolder) -> str:
     path = folder.path / "examples.json"
     if not path.is_file():
         return ""
-    account = json.loads(path.read_text("utf-8"))
-    return f"{account['kept']:,} of {account['attempts']:,} attempts kept"
+    counts = json.loads(path.read_text("utf-8"))
+    return f"{counts['kept']:,} of {counts['attempts']:,} attempts kept"
 
 
 def _format_trained(folder: RunFolder) -> str:
@@ -139,7 +139,7 @@ def summarise_jobs(folder: Path) -> Result:
     missing = [each for each in jobs if each.missing]
     notes = [f"{each.name} {each.missing}." for each in missing]
     if missing:
-        notes.append(f"{len(missing)} of {len(jobs)} jobs are missing: this table is of the others.")
+        notes.append(f"{len(missing)} of {len(jobs)} jobs are missing: the table shows only the others.")
     commits = {each.commit: each.name for each in jobs if each.commit}
     if len(commits) > 1:
         versions = ", ".join(f"{name} {commit[:12]}" for commit, name in commits.items())

@@ -105,7 +105,8 @@ def _draw_panel(panel: Panel, hover: bool) -> str:
         bars = draw_bars(visible, frame.py, frame.px, frame.px(1) - frame.px(0))
         return title + note + legend + _draw_axes(panel, frame) + bars
     drawn = _draw_stack(visible, frame) if panel.kind == "stack" else _draw_curves(visible, frame)
-    joined = [series for series in visible if series.joined]  # hover shows one value per step: others have several
+    # hover shows one value per step, and unjoined series have several
+    joined = [series for series in visible if series.joined]
     zones = _draw_zones(joined, frame) if hover and joined else ""
     return title + note + legend + _draw_axes(panel, frame) + drawn + zones
 

@@ -45,11 +45,11 @@ def _compare_visits(run: ThesisRun) -> Figure:
     different = _average_languages("different tasks", halves)
     both = len({attempt.task for attempt in early} & {attempt.task for attempt in late})
     caption = (
-        "Tasks that were visited twice; means of their mean rewards, 95 % intervals by task. Same tasks: "
+        "Tasks that were visited twice; means of each task's mean reward, 95 % intervals by task. Same tasks: "
         f"{describe_size(first)} at the first visit and {describe_size(second)} at the second; changes are paired. "
         f"Different tasks: the first half of the attempts at first visits ({describe_size(early)}) and the last half "
         f"of those at second visits ({describe_size(late)}); the tasks differ ({both:,} are in both), and perhaps "
-        f"their difficulty. Bars of all include the languages with fewer than {_FEWEST_TASKS} tasks and those after "
+        f"their difficulty. Bars 'all' include the languages with fewer than {_FEWEST_TASKS} tasks and those after "
         f"the {COLOURS} most frequent. Tasks: " + ", ".join(f"{mark.at} {mark.n:,}" for mark in changes)
     )
     panels = [make_bar_panel(marks, "rows", "reward") for marks in (same, changes, different)]

@@ -32,11 +32,11 @@ def score(patch: str | bytes, reference: str | bytes, reward: str = "patch_edits
     Ignores text around a diff. A patch that is empty, malformed or above 16 MiB scores 0. Raises `UsageError` for an
     unusable reference or a reward that needs more than two diffs, `ConfigError` for an unknown reward.
 
-    >>> oracle = "--- a/f.py\\n+++ b/f.py\\n@@ -1 +1 @@\\n-x = 1\\n+x = 2\\n"
-    >>> score(oracle, oracle), score("I do not know.", oracle), score(oracle.replace("2", "3"), oracle)
+    >>> reference = "--- a/f.py\\n+++ b/f.py\\n@@ -1 +1 @@\\n-x = 1\\n+x = 2\\n"
+    >>> score(reference, reference), score("No.", reference), score(reference.replace("2", "3"), reference)
     (1.0, 0.0, 0.375)
     """
-    compare, oracle, diff = _make_reward(reward).compare, _diff_bytes(reference), _diff_bytes(patch)
+    compare, oracle, diff = _make_reward(reward).compare, _encode_diff(reference), _encode_diff(patch)
     if not oracle.strip():
         raise UsageError("the reference is empty", fix="pass the diff of a repair")
     if len(diff) > LARGEST_PATCH:
@@ -93,7 +93,7 @@ def grade(
     from coderepairrl.tasks.catalog import load_source
 
     source = load_source(tasks, options or {}) if isinstance(tasks, str) else tasks
-    predictions = [Prediction(task, str(number), _diff_bytes(patch)) for number, (task, patch) in enumerate(patches)]
+    predictions = [Prediction(task, str(number), _encode_diff(patch)) for number, (task, patch) in enumerate(patches)]
     if not predictions:
         return []
     by_id, predictions, _ = grading.choose_predictions(predictions, source)
@@ -208,7 +208,7 @@ def _run_blocking(job: Coroutine[Any, Any, T]) -> T:
     )
 
 
-def _diff_bytes(diff: str | bytes) -> bytes:
+def _encode_diff(diff: str | bytes) -> bytes:
     """Encode `diff`, and add the line end that models leave out of their replies."""
     if isinstance(diff, bytes):
         encoded = diff

@@ -1,4 +1,4 @@
-"""Exams of implementations, with their real neighbours."""
+"""Exams of implementations, with real learner and sandboxes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def _examine_sandbox_name(name: str, options: Options) -> AsyncIterator[Fi
 async def _examine_engine_name(name: str, options: Options) -> list[Finding]:
     """Examine an engine with the real learner and a random policy.
 
-    ``engine.weights`` adds weights by that route, ``engine.share_devices=turns`` sleep.
+    ``engine.weights`` adds weights sent by that route, ``engine.share_devices=turns`` adds sleep.
     """
     from coderepairrl.checks.engine import Publish, examine_engine
     from coderepairrl.plan.devices import check_sleeps
@@ -94,11 +94,11 @@ async def _examine_engine_name(name: str, options: Options) -> list[Finding]:
         model = work / "model"
         await init_random(models.find_model_folder("builtin:tiny"), model, 0, log_dir=work)
         settings = LearnSettings(algorithm="grpo", lr=1e-3, old_logprobs="recomputed")
-        async with AsyncExitStack() as parts:
+        async with AsyncExitStack() as stack:
             learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
-            parts.push_async_callback(learner.close)
+            stack.push_async_callback(learner.close)
             engine = await spec.start(model, log_dir=work, needs=needs)
-            parts.push_async_callback(engine.close)
+            stack.push_async_callback(engine.close)
             publish: Publish | None = None
             if route is not None:
                 engine, publish = (
@@ -127,7 +127,7 @@ def _split_engine_options(options: Options) -> tuple[Route | None, bool, Options
 
 
 async def _offer_weights(learner: Learner, route: Route, version: int) -> PublishedWeights:
-    """Learner's weights by `route`, trained beyond `version`."""
+    """Train beyond `version`; offer the weights by `route`."""
     trained, logprobs, versions = (False,) + (True,) * 19, (0.0,) * 20, (-1,) + (0,) * 19
     rows = {1.0: tuple(range(20)), -1.0: tuple(range(20, 40))}  # by advantage: any ids will do
     samples = [
@@ -160,8 +160,8 @@ async def _examine_reward_name(name: str, options: Options) -> list[Finding]:
     reward = rewards.make_reward(name)
     findings = await examine_reward(reward, sandbox.make_backend(sandbox.choose_backend().name))
     if not reward.repairs and (failed := [at for at, finding in enumerate(findings) if not finding.ok]):
-        # for the last alone, since the fix is that of all
-        fix = "it promises no measure of repair (Reward.repairs): pay for tests beside it, or give it weight 0"
+        # on the last failed finding only: one fix covers all
+        fix = "it promises no measure of repair (Reward.repairs): add a reward that runs tests, or give it weight 0"
         findings[failed[-1]] = findings[failed[-1]]._replace(fix=fix)
     return findings
 

@@ -70,7 +70,7 @@ def serve(
     ] = None,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--keys-only", help="answer clients here without a session key (default: not for a URL)"),
+        typer.Option("--chat/--keys-only", help="answer clients without a session key (default: if POLICY is no URL)"),
     ] = None,
     log: Annotated[Path | None, typer.Option(help="new run folder that records every turn")] = None,
     model_name: ModelName = "",
@@ -97,7 +97,7 @@ def serve(
 
 def export(
     source: Annotated[
-        str, typer.Argument(metavar="RUN", help="a run folder; for a model also a checkpoint, or adapters")
+        str, typer.Argument(metavar="RUN", help="a run folder; --to model also takes a checkpoint or adapters")
     ],
     target: Annotated[
         Path | None, typer.Argument(metavar="TARGET", help="new folder (--to model, atif) or file (--to parquet)")
@@ -105,8 +105,8 @@ def export(
     to: Annotated[
         Literal["model", "bundle", "parquet", "atif", "tensorboard", "trackio", "wandb"],
         typer.Option(
-            help="a Hugging Face folder; what a release needs, also of a study (bundle); episodes as chats (parquet) or"
-            " trajectories (atif); metrics to a tracker"
+            help="a Hugging Face folder (model); what a release of a run or study needs (bundle); episodes as chats"
+            " (parquet) or trajectories (atif); metrics to a tracker"
         ),
     ] = "model",
     precision: Annotated[
@@ -119,25 +119,25 @@ def export(
 
     if precision is not None and to != "model":
         raise UsageError(f"--precision is for --to model, and this is --to {to}", fix="leave out --precision")
-    named = shlex.quote(source)
+    quoted = shlex.quote(source)
     if to == "model":
-        folder = _require_target(target, f"crrl export {named} FOLDER")
+        folder = _require_target(target, f"crrl export {quoted} FOLDER")
         run_interruptible(exports.export_model(source, folder, precision))
         show(folder)
     elif to == "bundle":
-        folder = _require_target(target, f"crrl export {named} FOLDER --to bundle")
+        folder = _require_target(target, f"crrl export {quoted} FOLDER --to bundle")
         note(format_count(exports.export_bundle(Path(source), folder), "run"))
         show(folder)
     elif to in ("parquet", "atif"):
-        new = "FILE.parquet" if to == "parquet" else "FOLDER"
+        placeholder = "FILE.parquet" if to == "parquet" else "FOLDER"
         count = exports.export_episodes(
-            Path(source), _require_target(target, f"crrl export {named} {new} --to {to}"), to
+            Path(source), _require_target(target, f"crrl export {quoted} {placeholder} --to {to}"), to
         )
         note(format_count(count, "episode"))
         show(target)
     else:
         if target is not None:
-            raise UsageError(f"--to {to} sends metrics and writes no {target}", fix=f"crrl export {named} --to {to}")
+            raise UsageError(f"--to {to} sends metrics and writes no {target}", fix=f"crrl export {quoted} --to {to}")
         show(f"{format_count(exports.export_metrics(Path(source), to), 'record')} sent to {to}")
 
 

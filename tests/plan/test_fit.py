@@ -185,9 +185,7 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
     assert [key for key in plan if key.startswith("gpu")] == ["gpu 1 (learner)"]
     for argument in ("--cpu-offload-gb=4", "--kv-cache-dtype nvfp4", "--speculative_config.method ngram"):
         given = f"engine.options.args={argument.split()}"
-        assert needs(tmp_path, given)["memory"] == (
-            f"not planned: it is not known what the server holds with {argument}"
-        )
+        assert needs(tmp_path, given)["memory"] == f"not planned: the server's memory with {argument} is not known"
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert "mamba" not in (said := needs(tmp_path, f"model.path={tmp_path}")["memory"])
     assert said.startswith("not planned")

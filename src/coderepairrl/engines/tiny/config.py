@@ -155,7 +155,7 @@ class ModelConfig:
 
 
 def _find_family(folder: Path, raw: Mapping[str, Any]) -> Family:
-    kind = str(raw.get("model_type", "nothing named"))
+    kind = str(raw.get("model_type", "an unnamed architecture"))
     architectures = raw.get("architectures") or [_FAMILY_BY_TYPE.get(kind.replace("_", ""), kind)]
     family = next((FAMILIES[name] for name in architectures if name in FAMILIES), None)
     if family is None:

@@ -46,7 +46,7 @@ class TurnTransfers(NamedTuple):
     host: int
     """Most bytes in host memory at once: page-locked copies are kept."""
     step: int
-    """Bytes per step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
+    """Bytes per step, to the host and back; the learner's untrained weights are copied one way only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Estimate:
         return self.learner.peak + learner_side.RESERVE * self.on_gpus
 
     def needs(self, gpu: int) -> float:
-        """Bytes taken of a GPU. By turns the larger turn counts, plus what the other process keeps."""
+        """Bytes taken of a GPU; when processes take turns, the larger, plus what the other keeps."""
         overhead = learner_side.RESERVE * self.on_gpus
         learner = self.learner_needs if gpu in self.learning else 0
         if self.server is None or gpu not in self.server.gpus:
@@ -144,7 +144,7 @@ class Estimate:
                 parts = [f"{name} {size / GB:.1f}" for name, size in self._parts(gpu) if size]
                 return (
                     f"GPU {gpu} has {self.memory / GB:.1f} GB, and {needs / GB:.1f} are needed: {', '.join(parts)} "
-                    f"(of work and logits the larger counts{', of engine and learner as well' * self.turns})"
+                    f"(the larger of work and logits counts{', and of engine and learner' * self.turns})"
                 )
         return ""
 
@@ -210,7 +210,7 @@ def estimate_memory(config: Config, settings: LearnSettings) -> Estimate | str:
     options = config.engine.options
     started = config.engine.name == "vllm" and not options.get("url")
     if started and (argument := engine_side.find_unknown_argument(options.get("args", ()))):
-        return f"it is not known what the server holds with {argument}"
+        return f"the server's memory with {argument} is not known"
     model = _read_architecture(config.model)
     if model is None:
         kinds = ", ".join(MODEL_TYPES)
@@ -243,7 +243,7 @@ def _plan_server(config: Config, settings: LearnSettings, model: Architecture, m
     if devices and len(devices) < server.gpus:
         raise ConfigError(
             f"engine.devices={list(devices)}, and the server's arguments ask for {server.gpus} GPUs",
-            fix="name as many, or lower --tensor-parallel-size",
+            fix=f"name {server.gpus} GPUs, or lower --tensor-parallel-size",
         )
     gpus = (devices or tuple(range(server.gpus)))[: server.gpus]
     return PlannedServer(server, estimate_engine_memory(model, server), gpus, memory and server.share * memory)
@@ -255,7 +255,7 @@ def _read_architecture(model: Model) -> Architecture | None:
     except UsageError:
         if (architecture := find_published(model.path)) is None:
             raise
-    if architecture and model.init == "random":  # it is written in float32
+    if architecture and model.init == "random":  # random weights are written in float32
         return replace(architecture, half=False)
     return architecture
 

@@ -30,7 +30,7 @@ wire = _load_module(WIRE)
 
 
 def _fix_missing_adapters() -> None:
-    """Mend vLLM's kernel for adapters on a CPU, which applies one to tokens without an adapter."""
+    """Fix vLLM's CPU kernel for adapters, which applies an adapter to tokens without one."""
     from vllm.lora.ops.torch_ops import lora_ops  # type: ignore[import-not-found]
     from vllm.lora.punica_wrapper import punica_cpu  # type: ignore[import-not-found]
 
@@ -38,7 +38,7 @@ def _fix_missing_adapters() -> None:
 
     def fixed_shrink(inputs: Any, lora: Any, output: torch.Tensor, indices: torch.Tensor, scaling: float = 1.0) -> None:
         shrink(inputs, lora, output, indices, scaling)
-        # -1, the index of no adapter, selects the last one in vLLM 0.32
+        # -1 stands for no adapter, but selects the last one in vLLM 0.32
         output[indices < 0] = 0.0
 
     lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = fixed_shrink
@@ -100,7 +100,7 @@ class Extension:
     def _report_error(self, error: Exception) -> dict[str, str]:
         """Return `error` as a result: an exception would break the caller's connection and lose the reason."""
         # with several replicas (--data-parallel-size) vLLM 0.32 returns the results of the first one only: the others
-        # must raise to be noticed, which ends the use of this server
+        # must raise to be noticed, which makes this server unusable
         if self.vllm_config.parallel_config.data_parallel_index:
             raise error
         return {"error": f"{type(error).__name__}: {error}"}

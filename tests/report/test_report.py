@@ -115,7 +115,7 @@ def test_the_same_training_tasks_are_compared_by_language(tmp_path: Path) -> Non
     assert {part.slice: part.changes["reward"].tasks for part in parts} == {"language python": 2, "language go": 2}
     assert set(whole.changes) == {"reward", "patch_lines", "patch_lines_per_patch"}
     page = render_reports(found)
-    assert "Training tasks that came again, first and last time, language go only" in page
+    assert "Training tasks visited again, first and last time, language go only" in page
     assert len(to_plain_data(found[0])["repeated"]) == 3
     assert not Site([RunMaker(tmp_path / "once").run(2).folder.path]).reports()[0].repeated
 

@@ -270,7 +270,7 @@ def _make_answer_tables(answer: ArmAnswer, seeds: Sequence[int]) -> list[Table]:
         tasks = f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks)
         rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, format_rate(mean.interval, answer.share), *cells))
     tasks_head = "tasks in clusters" if answer.unit == "clusters" else "tasks"
-    statistics = (question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
+    statistics = (question.metric, f"against {question.arms[0]}", "p, Holm", "smallest detectable")
     heads = ("arm", "seeds", tasks_head, *statistics)
     tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
     if len(seeds) > 1 and answer.by_seed:

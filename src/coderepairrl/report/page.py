@@ -29,8 +29,8 @@ from coderepairrl.stats.intervals import Interval
 from coderepairrl.stats.measures import COUNTS, Pairs
 from coderepairrl.types import Episode
 
-_HEADLINES = ("tests", "reward")  # measures of the verdict; the first that was measured
-_AGAIN = "Training tasks that came again, first and last time"
+_HEADLINES = ("tests", "reward")  # measures of the verdict, which is on the first that was measured
+_AGAIN = "Training tasks visited again, first and last time"
 
 
 class Cell(NamedTuple):
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
     early: Interval | None
     late: Interval | None
     change: Pairs | None
-    drawn: Markup  # interval of the change, drawn; a gap without one
+    drawn: Markup  # drawing of the change's interval, or a gap
 
 
 class ChangeTable(NamedTuple):

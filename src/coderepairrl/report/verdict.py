@@ -33,7 +33,7 @@ from coderepairrl.stats.power import ALPHA
 
 _UNDEFINED = "undefined: nothing varies"
 _HEADS = ("", "value [95 % interval]", "method")
-_SMALLEST = "smallest to be shown"
+_SMALLEST = "smallest detectable"
 _LATEX_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     char: "\\" + char for char in "&%$#_{}"
 }
@@ -227,7 +227,7 @@ def describe_gain(metric: str, change: Interval, least: float, share: bool) -> s
 def describe_smallest(smallest: str, sample: str) -> str:
     """Describe the `smallest` difference that `sample` could have shown; empty: none."""
     if not smallest:
-        return f"no difference, however large, could have been claimed of {sample}"
+        return f"no difference, however large, could have been claimed from {sample}"
     return f"the smallest difference that {sample} could have shown is {smallest}"
 
 

@@ -24,7 +24,7 @@ Key = TypeVar("Key")
 Value = tuple[str, str, str, float]
 """Series, label of a bar, task, and a number to average."""
 _BINS = 12
-"""About how many bins a histogram has."""
+"""Approximate number of bins in a histogram."""
 
 Drawing = Callable[[bool], str]
 """Draws an SVG; a standalone one (True) has style and background."""
@@ -106,7 +106,7 @@ def describe_size(attempts: Sequence[Attempt]) -> str:
 
 
 def describe_ends(ends: Ends) -> str:
-    """Describe early and late by their steps, attempts and tasks."""
+    """Describe early and late parts by steps, attempts and tasks."""
     steps, early, late = format_count(ends.steps, "step"), describe_size(ends.early), describe_size(ends.late)
     return f"early (the first {steps}: {early}) and late (the last {steps}: {late})"
 

@@ -112,7 +112,7 @@ def _show_progress(run: ThesisRun) -> Figure:
         f"{format_count(len(kinds), 'task')} with two visits or more: "
         + ", ".join(f"{kind} {counts[kind]:,}" for kind in _KINDS)
         + f"; 95 % intervals by task. Improved, declined: the mean reward changed by {_CHANGED} or more from first to "
-        f"last visit. Steady high: it did not, and both average {_HIGH} or more. {sentence}"
+        f"last visit. Steady high: it did not, and the mean of both visits is {_HIGH} or more. {sentence}"
     )
     return Figure(name, title, caption, Mark._fields, [*shares, *points], draw_panels(*panels))
 

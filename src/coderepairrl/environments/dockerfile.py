@@ -5,7 +5,7 @@ Supported: ``FROM`` with stages (not ``scratch``), ``COPY`` and ``ADD`` of files
 run in a sandbox (`commands`), except ``RUN rm -rf`` of absolute paths, which needs no unpacked image. All files belong
 to one user: one line of the log says which lines would change owners.
 
-``PATCH FILE``, our extension, finally patches the working folder and makes that its repository's only commit.
+``PATCH FILE``, our extension, patches the working folder at the end and makes the result its repository's only commit.
 
 Source: docs.docker.com/reference/dockerfile, as of 2025.
 """
@@ -58,9 +58,9 @@ def dockerfile_image_name(folder: Path) -> str:
 def look_up_image(
     where: str, store: Path, offered: Path | None = None, *, user: int | None = None, work: Path | None = None
 ) -> fetch.Offer:
-    """Look up an image, or a Dockerfile's base images, on which its own is built as `user`.
+    """Look up an image, or the base images of a Dockerfile, whose image is built as `user`.
 
-    A build takes temporary folders named like `work`. Raises `TaskError`, also for a folder changed since its naming,
+    A build uses temporary folders named like `work`. Raises `TaskError`, also for a folder changed since its naming,
     and `PrerequisiteError`; getting the offer, also `SandboxFault`.
     """
     reference = Reference.parse(where)
@@ -134,7 +134,7 @@ def _require_unchanged(reference: Reference, where: str) -> None:
 
 
 class _Document(NamedTuple):
-    """A here-document: its text, and its lines as written with the last one; `literal` if its name is quoted."""
+    """A here-document: its text, and its `raw` lines with the closing one; `literal` if its name is quoted."""
 
     name: str
     text: str
@@ -190,7 +190,7 @@ class Recipe:
 class Stage:
     """A stage of the Dockerfile in `folder`, which begins with `step`, a ``FROM``.
 
-    `declared` are arguments above it, `names` those of earlier `stages`.
+    `declared` holds arguments above it, `names` keys of earlier `stages`.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Stage:
         if len(words) != (3 if self.name else 1) or words[0].startswith("-") or words[0] in ("", "scratch"):
             raise _make_dockerfile_error(step, f"FROM {step.rest}")
         self.base = names.get(words[0].lower(), words[0])
-        self._above = stages.get(self.base)
+        self._base_stage = stages.get(self.base)
         self._steps: list[_Step] = []
 
     def add(self, step: _Step) -> None:
@@ -219,7 +219,7 @@ class Stage:
             raise _make_dockerfile_error(step, f"{step.instruction} is not understood")
 
     def interpret(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill `parts` for the base's `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
+        """Fill `parts` for the base's `settings` (``Env``, ``WorkingDir``, ``User``); returns the new settings."""
         self.parts: list[BuildCommand | BuildCopy | bytes] = []
         """Layers above the base, in order."""
         self.patches: list[bytes] = []
@@ -230,7 +230,7 @@ class Stage:
         self._env.setdefault("PATH", PATH)
         self._workdir = str(settings.get("WorkingDir") or "/")
         self._user = str(settings.get("User") or "")
-        self._arguments: dict[str, str] = dict(self._above._arguments) if self._above else {}
+        self._arguments: dict[str, str] = dict(self._base_stage._arguments) if self._base_stage else {}
         for step in self._steps:
             getattr(self, f"_interpret_{step.instruction.lower()}")(step)
         inherited = {key: value for key, value in settings.items() if key not in ("Cmd", "Entrypoint", "OnBuild")}

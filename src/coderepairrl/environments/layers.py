@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HIDDEN, OPAQUE = ".wh.", ".wh..wh..opq"
 LINKS = 40  # as many as the kernel follows
 SMALL = 4 << 20
-"""Bytes up to which a file is shared before it is written."""
+"""Bytes up to which a shared file is linked without being written."""
 EARLIEST, LATEST = -(1 << 31), 1 << 33  # of times in seconds: from 1901 to 2242
 REFUSED, NO_ROOM = 3, 4
 """Exit codes: invalid or unfit layer, full disk."""
@@ -129,9 +129,9 @@ class LayerExtraction:
         key = "/".join(parts)
         if (cached := self._parents.get(key)) is not None:
             return cached
-        current, left, links = self.root, deque(parts), 0
-        while left:
-            part = left.popleft()
+        current, remaining, links = self.root, deque(parts), 0
+        while remaining:
+            part = remaining.popleft()
             if part in ("", "."):
                 continue
             if part == "..":
@@ -151,7 +151,7 @@ class LayerExtraction:
                     raise InvalidLayer(f"too many symbolic links on the way to {key!r}")
                 target = os.readlink(path)
                 current = self.root if target.startswith("/") else current
-                left.extendleft(reversed(target.split("/")))
+                remaining.extendleft(reversed(target.split("/")))
             elif stat.S_ISDIR(mode):
                 current = path
                 self._added.add(path)
@@ -184,7 +184,7 @@ class LayerExtraction:
             self._parents.clear()
 
     def _resolve_hard_link(self, member: tarfile.TarInfo) -> str:
-        # empty for a device
+        # empty if the target is a device, which was left out
         parts = split_entry_name(member.linkname)
         source = f"{self._resolve_parent(parts[:-1])}/{parts[-1]}" if parts else self.root
         try:
@@ -212,15 +212,15 @@ class LayerExtraction:
             self._make_room(target)
 
     def _empty_folder(self, folder: str) -> None:
-        left = [folder]
-        while left:
-            with os.scandir(left.pop()) as entries:
+        remaining = [folder]
+        while remaining:
+            with os.scandir(remaining.pop()) as entries:
                 children = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
             for path, is_folder in children:
                 if path not in self._added:
                     self._make_room(path)
                 elif is_folder:
-                    left.append(path)
+                    remaining.append(path)
 
     def _extract_file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, target: str) -> None:
         source = archive.extractfile(member)

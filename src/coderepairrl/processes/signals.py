@@ -73,8 +73,8 @@ OPEN_FILES = 1 << 16
 
 def raise_open_file_limit() -> None:
     """Raise the limit on open files towards `OPEN_FILES`."""
-    # shells allow 1,024: too few for several agents' connections, and unread descriptors count for all sandboxes of a
-    # user
+    # shells allow 1,024: too few for several agents' connections, and descriptors sent through sockets but not yet
+    # received count against the limit for all sandboxes of a user together
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     if now != resource.RLIM_INFINITY and now < target:

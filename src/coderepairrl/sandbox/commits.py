@@ -26,12 +26,12 @@ _NOT_THERE = ("not our ref", "couldn't find remote ref", "does not exist", "not 
 """Messages of git and servers for a commit that is missing or not served."""
 _UNREADABLE = re.compile(r"unable to read [0-9a-f]{40,}|missing blob object '[0-9a-f]+'")
 """Message of a repository that lacks a blob of a commit."""
-_RETRY_FIX = "run it again, where that host can be reached: what was fetched is kept"
+_RETRY_FIX = "run the command again where that host can be reached; fetched commits are kept"
 _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
 
 def fetch_commits(url: str, commits: Sequence[str]) -> Path:
-    """Fetch those of `commits` of `url` that are not cached, all or none. Returns the cached git directory.
+    """Fetch the `commits` of `url` that are not cached, all or none. Returns the cache's git directory.
 
     Raises `TaskError` for a missing commit, `SandboxFault` if fetching failed for possibly transient reasons, and
     `PrerequisiteError` if the cache is full or not writable.
@@ -68,11 +68,12 @@ def _fetch_locked(url: str, commits: Sequence[str], cache: Path) -> None:
         try:
             _fetch(url, missing, cache, lock.fileno())
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise _explain_failed_fetch(remove_login(url), ", ".join(missing), error) from None  # it shows the login
+            # `error` shows the login
+            raise _explain_failed_fetch(remove_login(url), ", ".join(missing), error) from None
 
 
 def select_cached_commits(url: str, commits: Sequence[str]) -> list[str]:
-    """Select the cached ones of `commits` of `url`. Needs no lock, as commits are never removed."""
+    """Select the `commits` of `url` that are cached. Needs no lock, as commits are never removed."""
     cache = find_commit_cache(url)
     if not cache.exists():
         return []

@@ -2,7 +2,7 @@
 
 Images may have no Python: there the guest runs in a relocated copy of this machine's, with what the guest loads:
 interpreter, modules, shared libraries, and the dynamic loader, which is called by path, since the image's may be older
-or another. The copy takes some 10 MB and 10 ms.
+or different. The copy takes some 10 MB and 10 ms.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ with open("/proc/self/maps") as maps:
 import json
 print(json.dumps({"modules": modules, "mapped": mapped, "prefix": sys.base_prefix, "program": sys.executable}))
 """
-"""Imports what the guest does; prints modules and mapped files of that process."""
+"""Imports what the guest imports; prints modules and mapped files of that process."""
 
 
 def copy_python(guest: Path, target: Path, inside: str, user: int | None) -> list[str]:

@@ -8,7 +8,7 @@ PyPI ``sandlock`` on Linux 6.12 or later (Landlock ABI 6). Layers, each with a p
 - *network*: no UDP, no servers, Unix sockets in the workspace only; TCP only to the bridge's ports on 127.0.0.1;
 - *system calls*: the filter of `seccomp`, plus what namespaces would otherwise cover;
 - *processes*: nested Landlock domains (supervisor, guest, command) confine signals and tracing to what is below;
-- *lifetime*: the guest ends what outlives a command; guest and supervisor end what outlives the other.
+- *lifetime*: the guest ends what outlives a command; if guest or supervisor dies, the other ends the rest.
 
 Weaker than `bwrap`, as there are no namespaces:
 

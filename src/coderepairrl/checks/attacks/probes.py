@@ -1,9 +1,9 @@
 """Bash scripts of attacks by name; longer ones are in `inside`.
 
 Environment: ``SECRET`` (a file), ``OUTSIDE`` (a writable folder), ``HOLDER`` (a process with a secret), ``TCP UNIX
-ABSTRACT`` (servers), ``REMOTE FIXED`` (repository, repairing commit), the limits, and ``A`` and ``B``: success prints
-both as one word, or leaves ``$OUTSIDE/plant`` or a file with this name in a temporary folder. ``(root)``: the control
-needs root.
+ABSTRACT`` (servers), ``REMOTE FIXED`` (repository, repairing commit), the limits, and ``A`` and ``B``. A successful
+attack prints ``$A$B``, or creates ``$OUTSIDE/plant`` or a file ``$A$B`` in a temporary folder. ``(root)``: its control
+(outside a sandbox) needs root.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ KERNEL = {name: _format_inside_command("call", name) for name in inside.CALLS} |
     "a set-user-id program (root)": _format_inside_command("set_user_id"),
     "higher priority (root)": 'nice -n -5 true 2>&1 | grep -q . || echo "$A$B"',
 }
-"""System calls that repairs do without, and kernel files."""
+"""System calls that no repair needs, and kernel files."""
 
 REFERENCE = {
     "the log of all branches": "git log --all -p",
@@ -153,7 +153,7 @@ LIMITS = {
     "terminals": _format_inside_command("terminals"),
     "open files": _format_inside_command("open_files"),
 }
-"""Limits to exceed; bounded, to be tried on a host."""
+"""Attempts to exceed limits, bounded since controls run unsandboxed."""
 
 KEEPER = {
     "killing the keeper": "kill -9 $PPID; kill -9 1; sleep 0.2",

@@ -30,12 +30,12 @@ class Failed(Exception):
 
 
 class Scene(NamedTuple):
-    """Backend, task, and surroundings on the host."""
+    """Backend and task to examine, and a host folder."""
 
     backend: SandboxBackend
     task: Task
     folder: Path
-    """Host folder, for a Unix socket."""
+    """Host folder for repositories and a socket."""
 
     def open(self) -> AbstractAsyncContextManager[Sandbox]:
         """Open a fresh sandbox."""
@@ -81,7 +81,7 @@ async def check_timeouts(scene: Scene) -> str:
         result = await box.exec(["bash", "-c", "trap '' TERM; (sleep 61 &); sleep 61"], timeout=0.5)
         took = time.monotonic() - started
         expect(result.timed_out and took < 5, f"timed_out={result.timed_out} after {took:.1f} s")
-    return f"after {took:.2f} s of 0.5"
+    return f"ended after {took:.2f} s with a timeout of 0.5 s"
 
 
 async def check_output_limit(scene: Scene) -> str:
@@ -96,7 +96,7 @@ async def check_process_limit(scene: Scene) -> str:
     """A fork bomb is contained, and the sandbox lives on."""
     async with scene.open() as box:
         result = await box.exec(["bash", "-c", ":(){ :|:& };:; sleep 60"], timeout=2)
-        expect(result.timed_out or not result.ok, "the bomb ended well")
+        expect(result.timed_out or not result.ok, "the fork bomb succeeded")
         after = await box.exec(["echo", "alive"])
         expect(after.output == b"alive\n", f"afterwards: {after.output!r}")
     return "killed, and the next command ran"
@@ -110,15 +110,15 @@ async def check_memory_limit(scene: Scene) -> str:
         expect(not one.ok and b"got it" not in one.output, "one process got twice the limit")
         share = f"for i in 1 2 3; do {shlex.join(inside_program('hog', str(limit * 6 // 10)))} & done; wait"
         many = await box.exec(["bash", "-c", share], timeout=60)
-        # The guest ends the command; if the kernel is first, it takes only as many processes as it must, and maybe one
-        # that had got its share to let the last one have it.
+        # The guest kills the whole command. If the kernel acts first, it kills only as many processes as it must,
+        # perhaps one that already has its share, so that the last one gets its own.
         bounded = many.exit_code == 137 or sum(line.startswith(b"kept ") for line in many.output.splitlines()) < 3
         expect(bounded and not many.timed_out, f"three processes kept 1.8 times the limit: {many.output!r}")
     return f"{limit} MiB"
 
 
 async def report_limit_keeper(scene: Scene) -> str:
-    """The keeper of the limits is named."""
+    """The sandbox names what enforces limits."""
     return scene.backend.info().limits_kept
 
 
@@ -126,11 +126,11 @@ async def check_disk_limit(scene: Scene) -> str:
     """The workspace cannot fill the disk, nor can files that were deleted and are still open."""
     limits = scene.backend.info().limits
     if "disk_bytes" not in limits:
-        return "not bounded as a whole: one file is, and so is the number of open ones"
+        return "not bounded as a whole, only the size of a file and the number of open files"
     async with scene.open() as box:
         size, each = limits["disk_bytes"] + (1 << 20), limits["file_bytes"] // 2
         output = await run_inside(box, "fill", str(size), str(each), timeout=60)
-        expect(output == "28", f"the attempt ended with {output}")
+        expect(output == "28", f"writing ended with {output}, not errno 28 (no space left)")
     return f"stopped at {limits['disk_bytes'] >> 20} MiB"
 
 
@@ -187,7 +187,7 @@ async def check_file_access(scene: Scene) -> str:
 
 
 async def check_diffs(scene: Scene) -> str:
-    """The diff has every change, however git was treated, and applies back exactly."""
+    """The diff has every change, whatever was done to git, and applies exactly."""
     change = (
         "sed -i s/-/+/ app.py; git add app.py; git commit -qm x; printf 'a\\r\\n' > 'b c'; git add 'b c';"
         "mkdir d; echo new > d/e; printf '*\\n' > .gitignore; rm notes.txt; chmod +x d/e; rm -rf .git; git init -q d"
@@ -200,7 +200,7 @@ async def check_diffs(scene: Scene) -> str:
         expect(part in patch, f"{part.decode()} is missing from the diff")
     async with scene.open() as box:
         expect(not (refused := await grading.apply_patch(box, patch)), refused)
-        expect(await box.diff() == patch, "applied, it gives another diff")
+        expect(await box.diff() == patch, "the diff, applied, gives a different one")
     return "edits, new, staged, committed, ignored and deleted files"
 
 

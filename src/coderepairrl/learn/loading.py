@@ -78,7 +78,7 @@ def _write_shards(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]]
 
 def convert_to_file_layout(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Convert tensors to the file layout of the architecture."""
-    cast(Any, model)._weight_conversions = None  # conversions of the files that the model was loaded from
+    cast(Any, model)._weight_conversions = None  # ignore conversions of the files that the model was loaded from
     for name, tensor in tensors:
         yield from revert_weight_conversion(cast(PreTrainedModel, model), {name: tensor}).items()
 
@@ -159,7 +159,7 @@ def load_model(folder: Path, dtype: torch.dtype | str, **options: Any) -> PreTra
     try:
         models.require_plain_weights(folder)
         weights.list_weight_files(folder)
-        # not yet ours: older architectures choose their classes by the name of the attention
+        # our attention is set later: older architectures choose their classes by its name
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -190,13 +190,13 @@ def _check_names(
 ) -> None:
     problems = []
     if missing := sorted(missing_keys):
-        problems.append(f"lacks {join_first(missing, _SHOWN_NAMES)}")
+        problems.append(f"the folder lacks {join_first(missing, _SHOWN_NAMES)}")
     if unexpected := sorted(unexpected_keys):
-        problems.append(f"has no place for {join_first(unexpected, _SHOWN_NAMES)}")
+        problems.append(f"the model has no place for {join_first(unexpected, _SHOWN_NAMES)}")
     if shapes := sorted(
         f"{name} {tuple(shape)} instead of {tuple(expected)}" for name, shape, expected in mismatched_keys
     ):
-        problems.append(f"has {join_first(shapes, _SHOWN_NAMES)}")
+        problems.append(f"the folder has {join_first(shapes, _SHOWN_NAMES)}")
     if not problems:
         return
     fix = _FIX
@@ -205,7 +205,7 @@ def _check_names(
             if match := re.search(pattern, name):
                 fix = f"{match[1]!r} in a name is left by {program}: {advice}"
     problem = f"the weights in {folder} are not those of its config.json ({type(model).__name__})"
-    raise UsageError(f"{problem}: it {'; it '.join(problems)}", fix=fix)
+    raise UsageError(f"{problem}: {'; '.join(problems)}", fix=fix)
 
 
 def _check_tied_weights(folder: Path, model: PreTrainedModel) -> None:

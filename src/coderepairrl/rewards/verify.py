@@ -18,7 +18,7 @@ from coderepairrl.rewards.simple import make_patched_episode
 from coderepairrl.types import Task
 
 MOST_TRIED_WHOLE = 50
-"""Up to this number of tasks all are tried; of more, `TRIED_PER_ENVIRONMENT` of each environment."""
+"""Number of tasks up to which all are tried; of more, `TRIED_PER_ENVIRONMENT` of each environment."""
 TRIED_PER_ENVIRONMENT = 3
 TOLERANCE = 1e-6
 """Most difference of a value from the promised 0 or 1."""
@@ -26,9 +26,9 @@ UNTOUCHED = b"""diff --git a/.crrl-untouched b/.crrl-untouched
 new file mode 100644
 index 0000000..e69de29
 """
-"""Patch that repairs nothing: it creates an empty file, since rewards treat an empty patch apart."""
+"""Patch that repairs nothing: it creates an empty file, since rewards treat an empty patch specially."""
 GROUP = "verify-487"
-"""Name of a group that is drawn for every share from a thousandth (`tests.is_group_drawn`)."""
+"""Name of a group that is drawn for every share of at least 0.001 (`tests.is_group_drawn`)."""
 _MOST_SHOWN = 3
 
 
@@ -109,8 +109,8 @@ async def _make_attempt_patch(task: Task, backend: SandboxBackend) -> bytes:
 async def verify_rewards(trials: Sequence[Trial], backend: SandboxBackend) -> None:
     """Run trials, as many at once as there are CPUs.
 
-    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a failed trial, and as the
-    rewards.
+    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a failed trial, and what the
+    rewards raise.
     """
     semaphore = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
@@ -134,6 +134,6 @@ async def verify_rewards(trials: Sequence[Trial], backend: SandboxBackend) -> No
         tasks = {trial.task.id for trial, _ in failed}
         raise TaskError(
             f"{len(tasks)} of {len({trial.task.id for trial in trials})} tasks fail verification: {listed}",
-            fix="repair these tasks or leave them out (crrl tasks verify SOURCE --output FILE writes those that hold), "
+            fix="repair these tasks or leave them out (crrl tasks verify SOURCE --output FILE writes the valid ones), "
             "or train on them unverified: tasks.verify=false",
         )

@@ -24,7 +24,7 @@ _PRINTED_CHARS = 8_000
 class LocalExecutor(Executor):
     """Agents and sandboxes on this machine, with sessions of `gateway`.
 
-    `kinds` are terms by kind of task; ``""`` covers all others.
+    `kinds` are settings by kind of task; ``""`` covers all others.
     """
 
     def __init__(self, gateway: Gateway, kinds: Mapping[str, AttemptSettings]) -> None:
@@ -33,9 +33,9 @@ class LocalExecutor(Executor):
 
     async def run(self, planned: PlannedAttempt) -> Episode:
         """See `Executor.run`."""
-        terms = AttemptSettings.for_attempt(self.kinds, planned)
+        settings = AttemptSettings.for_attempt(self.kinds, planned)
         task = replace(planned.task, verified=planned.verified)  # as the rewards see it
-        state_rewards, patch_rewards = split_state_rewards(terms.rewards[planned.phase])
+        state_rewards, patch_rewards = split_state_rewards(settings.rewards[planned.phase])
         state_scores: tuple[Score, ...] = ()
         clock, reward_timings = time.monotonic, dict[str, float]()
         started = clock()
@@ -49,28 +49,28 @@ class LocalExecutor(Executor):
 
         async def score_state(box: Sandbox, patch: bytes) -> None:
             nonlocal state_scores
-            backend = OpenSandboxBackend(terms.sandbox, box)
+            backend = OpenSandboxBackend(settings.sandbox, box)
             state_scores = await score(state_rewards, replace(episode, patch=patch), backend)
 
         result = await make_attempt(
             self.gateway,
             planned.task,
-            terms.agent,
-            terms.sandbox,
+            settings.agent,
+            settings.sandbox,
             name=planned.episode,
-            limits=terms.limits,
+            limits=settings.limits,
             seed=planned.seed,
             sampling=planned.sampling,
             at_end=score_state if state_rewards else None,
         )
-        side_calls = terms.side_calls or terms.agent.side_calls
+        side_calls = settings.side_calls or settings.agent.side_calls
         side = await asyncio.to_thread(find_side_turns, result.turns, side_calls, planned.task.prompt)
         episode = _complete_episode(replace(episode, turns=result.turns, side=side), result)
         timings = dict(result.timings)
         if result.fault is None:
             timings["tools"] = sum(call.seconds for call in episode.tool_calls)
             try:
-                scores = await score(patch_rewards, episode, terms.sandbox)
+                scores = await score(patch_rewards, episode, settings.sandbox)
                 episode = replace(episode, scores=(*scores, *state_scores))
             except Fault as fault:
                 episode = mark_void(episode, fault)

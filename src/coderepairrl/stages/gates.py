@@ -39,9 +39,9 @@ TEACHER_METRIC = "learn/teacher_kl"
 MAX_SKIPS = 3
 """Consecutive batches without a finite gradient."""
 PERPLEXITY_FACTOR = 5.0
-"""Limit, over the first steps' perplexity."""
+"""Largest multiple of the first steps' perplexity."""
 KL_FACTOR = 10.0
-"""Limit, over the running median of the KL against the initial policy."""
+"""Largest multiple of the running median of the KL against the initial policy."""
 KL_FLOOR = 0.1
 """Nats per token: the least running median assumed, since KL begins at 0."""
 TESTS_SCORE = "tests"
@@ -94,7 +94,7 @@ def check_gates(records: Records, run: Run) -> list[Alarm]:
 
 
 def find_unannounced_alarms(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
-    """Alarms of the newest record, if they should have stopped a run that was killed before.
+    """Alarms of the newest record, if the run was killed before they could stop it.
 
     `announced` are the logged reasons of stops after that record.
     """
@@ -124,7 +124,7 @@ def replay_gates(folder: Path | str) -> list[Alarm]:
 
 def _check_gate(gate: Gate, records: Records, run: Run) -> Alarm | None:
     limit = MAX_SKIPS if gate.name == "skipped" else run.health.patience
-    if gate.name == "nothing_sampled":  # a run that is shorter has not sampled anything at all
+    if gate.name == "nothing_sampled":  # also stop runs that are shorter than the patience
         limit = max(1, min(limit, run.steps))
     early = math.ceil(limit / 2)
     # only steps since this gate, or one that implies it, last stopped the run
@@ -142,7 +142,7 @@ def _check_gate(gate: Gate, records: Records, run: Run) -> Alarm | None:
         return Alarm(gate.name, True, records[-limit]["step"], records[-1]["step"], text, gate.fix)
     # warn once: not if the rule already held for as many steps one step ago
     if early < limit and (text := complain(early, newest)) and not complain(early, newest - 1):
-        more = f"; the run stops when it lasts {limit} steps" if run.health.action == "stop" else ""
+        more = f"; the run stops if this lasts {limit} steps" if run.health.action == "stop" else ""
         return Alarm(gate.name, False, records[-early]["step"], records[-1]["step"], text + more, gate.fix)
     return None
 

@@ -1,4 +1,4 @@
-"""Run ``python -m unittest`` and print test outcomes marked with the word."""
+"""Run ``python -m unittest`` and print test outcomes marked with a secret word."""
 
 from coderepairrl.grading.programs.clock import Clock
 from coderepairrl.grading.programs.integrity import snapshot, watch
@@ -12,7 +12,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
 
     is_isolated = sys.path[:1] != [""]
     if not is_isolated:
-        del sys.path[0]  # or a file of the patch could stand in for unittest
+        del sys.path[0]  # else a file of the patch could replace unittest
     import gc
     import importlib.machinery
     import json
@@ -65,7 +65,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
         tracing_events = ("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback")
 
         def has_passed(test, caller):
-            """Whether a success that `caller` reports is that of a test that ran to its end."""
+            """Whether `caller` reports the success of a test that ran to its end."""
             if id(test) not in cases or (seen(test) and id(test) not in returned):
                 return False
             return type(test).run not in runs or (caller.f_code is run_code and caller.f_locals.get("self") is test)
@@ -80,7 +80,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
             label = find_changed() or (any(map(find_foreign, list_all_codes(gc.callbacks))) and "gc.callbacks")
             if label:
                 problems.append("code under test changes " + label)
-            next_check[0] = tick() + 20 * (tick() - begun)  # a twentieth of the time is enough for it
+            next_check[0] = tick() + 20 * (tick() - begun)  # take at most a twentieth of the time
 
         def print_report(well):
             check_runner(True)
@@ -166,7 +166,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
     loader, inherited_code = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.source_to_code
 
     def source_to_code(self, data, path, **options):
-        """Use the code of a checks' file that tests are compared with."""
+        """Load checks' files from the code that tests are compared with."""
         results = []
         send("crrl", "compile", path, data, results)
         return results[0] if results else inherited_code(self, data, path, **options)
@@ -177,7 +177,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
     clock = Clock(test_seconds, run_seconds)
     ours = "Clock find_rewritten make_comparison make_origin_finders read_sources snapshot watch _witness"
     for name in ours.split():
-        del globals()[name]  # which the tests may look at
+        del globals()[name]  # else tests could read them
 
     class Result(unittest.TextTestResult):
         def startTest(self, test):
@@ -206,7 +206,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
             cases = list(iterate_cases(suite))
             send("crrl", "suite", cases)
             for test in cases:
-                if type(test).__name__ == "ModuleSkipped":  # the loader does not keep its cause
+                if type(test).__name__ == "ModuleSkipped":  # the loader does not keep the cause of the skip
                     try:
                         importlib.import_module(test._testMethodName)
                     except unittest.SkipTest as skipped:

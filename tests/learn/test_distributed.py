@@ -155,7 +155,7 @@ async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
 
 def test_processes_agree_on_how_they_compute(miniature, monkeypatch):
     """All compute row by row, and not in chunks, if one of them has to."""
-    assert Trainer(miniature, SETTINGS)._budget == SETTINGS.micro_tokens
+    assert Trainer(miniature, SETTINGS)._micro_tokens == SETTINGS.micro_tokens
     monkeypatch.setattr("coderepairrl.learn.strategy.SingleProcess.gather", lambda self, value: [value, (True, False)])
     trainer = Trainer(miniature, SETTINGS)
-    assert trainer._budget == 1 and not trainer._can_chunk
+    assert trainer._micro_tokens == 1 and not trainer._can_chunk

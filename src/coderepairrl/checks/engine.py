@@ -1,6 +1,7 @@
 """Exam of engines: ``crrl check engine NAME``.
 
-Logprobs must be the learner's, outputs independent of neighbours, and acknowledged weights live, whole, and unmixed.
+Logprobs must be the learner's, outputs independent of concurrent requests, and loaded weights used at once
+and alone.
 
 Relabelling gives new weights with known outputs: with embedding (and head) rows permuted by p, a sequence gets the
 logprobs that the original gives the sequence mapped through p.
@@ -31,13 +32,13 @@ Publish = Callable[[int], Awaitable[tuple[Path, int, str]]]
 """``(version)`` to trained weights of a later version, for `Engine.load`; `Reference` uses them afterwards."""
 
 TOLERANCE = 1e-4
-"""Nats: for another order of sums only."""
+"""Nats: allows only another order of sums."""
 
 PATIENCE = 120.0
 """Seconds for one question."""
 
 GREEDY = Sampling(temperature=0.0, max_tokens=32)
-_TRIES = 10  # to meet requests under way: on a busy machine they may have ended
+_TRIES = 10  # to catch requests in progress: on a busy machine they may have ended
 
 
 class Answer(NamedTuple):
@@ -68,10 +69,10 @@ async def examine_engine(
     publish: Publish | None = None,
     sleeps: bool = False,
 ) -> list[Finding]:
-    """Examine `engine`, which serves the folder `model` alone.
+    """Examine `engine`, which serves only the folder `model`.
 
-    `reference` gives the learner's logprobs under the fp32 weights in `model`; `work` gets weights of about that size.
-    With `publish` the learner's new weights are loaded, too; one that `sleeps` is put to sleep.
+    `reference` gives the learner's logprobs under the fp32 weights in `model`; weights of that size go to `work`.
+    With `publish` the learner's new weights are loaded; with `sleeps` the engine is put to sleep.
 
     Leaves the model's weights served, under a later version. Raises `ConfigError` for unreadable weights; failures are
     `Finding` objects.
@@ -146,13 +147,13 @@ class _Candidate:
             raise Failed(f"a load of version {self._version} was acknowledged as {acknowledged}")
         return acknowledged
 
-    async def expect_refusal(self, path: Path, version: int, checksum: str, otherwise: str) -> None:
+    async def expect_refusal(self, path: Path, version: int, checksum: str, message: str) -> None:
         """Load what the engine must refuse."""
         try:
             await self.engine.load(path, version, checksum)
         except EngineFault:
             return
-        raise Failed(otherwise)
+        raise Failed(message)
 
     async def logprob_error(
         self, prompts: Sequence[list[int]], answers: Sequence[Answer], temperature: float = 1.0
@@ -201,26 +202,26 @@ async def _check_logprobs(candidate: _Candidate) -> str:
 
 
 async def _check_concurrency(candidate: _Candidate) -> str:
-    # A difference is forgiven if the learner sees a tie.
+    # A difference passes if the learner gives both tokens the same logprob.
     prompts = [candidate.prompt(size) for size in (5, 17, 40, 64, 65, 90, 130, 200, 33, 1, 77, 128)]
     serial = [await candidate.ask(prompt, GREEDY) for prompt in prompts]
     together = await candidate.ask_all(prompts)
     ties = 0
-    for prompt, one, many in zip(prompts, serial, together, strict=True):
-        if one.ids == many.ids:
+    for prompt, alone, batched in zip(prompts, serial, together, strict=True):
+        if alone.ids == batched.ids:
             continue
-        at = next(i for i, (a, b) in enumerate(zip(one.ids, many.ids, strict=True)) if a != b)
-        prefix = [*prompt, *one.ids[:at]]
-        logprobs = await candidate.reference([[*prefix, one.ids[at]], [*prefix, many.ids[at]]], 1.0)
+        at = next(i for i, (a, b) in enumerate(zip(alone.ids, batched.ids, strict=True)) if a != b)
+        prefix = [*prompt, *alone.ids[:at]]
+        logprobs = await candidate.reference([[*prefix, alone.ids[at]], [*prefix, batched.ids[at]]], 1.0)
         gap = abs(logprobs[0][-1] - logprobs[1][-1])
         expect(gap <= TOLERANCE, f"token {at} differs under concurrency, {gap:.1e} nats apart: no tie")
         ties += 1
-    exact = sum(one.logprobs == many.logprobs for one, many in zip(serial, together, strict=True))
-    return f"{len(prompts)} at once equal one by one, {exact} bit for bit, {ties} part at a tie"
+    exact = sum(alone.logprobs == batched.logprobs for alone, batched in zip(serial, together, strict=True))
+    return f"{len(prompts)} concurrent requests equal serial ones, {exact} bit for bit, {ties} up to a tie"
 
 
 async def _check_seeds(candidate: _Candidate) -> str:
-    # The neighbours' prompts exceed one step of a server.
+    # The other prompts together exceed the tokens of an engine's step.
     sampling = Sampling(max_tokens=48)
     prompt = candidate.prompt(50)
     alone = await candidate.ask(prompt, sampling, seed=7)
@@ -228,16 +229,16 @@ async def _check_seeds(candidate: _Candidate) -> str:
     longest = min(700, candidate.engine.context // 2)
     company = [candidate.ask(candidate.prompt(longest - 9 * i), sampling, seed=i) for i in range(7)]
     together = await asyncio.gather(*company[:4], candidate.ask(prompt, sampling, seed=7), *company[4:])
-    expect(together[4].ids == alone.ids, "a stream changed with the requests beside it")
+    expect(together[4].ids == alone.ids, "a stream changed with concurrent requests")
     expect((await candidate.ask(prompt, sampling, seed=8)).ids != alone.ids, "another seed gave the same stream")
-    return "reproducible, and the same alone and beside 7 others"
+    return "reproducible, and the same alone and with 7 others"
 
 
 async def _check_loads(candidate: _Candidate) -> str:
     prompt = candidate.prompt(40)
     version = await candidate.load(candidate.original)
     before = await candidate.ask(prompt, GREEDY)
-    expect(set(before.versions) == {version}, f"tokens after load {version} say {set(before.versions)}")
+    expect(set(before.versions) == {version}, f"tokens after load {version} are tagged {set(before.versions)}")
     data = candidate.relabelled.read_bytes()
     truncated = candidate.work / "truncated.safetensors"
     truncated.write_bytes(data[: len(data) // 2])
@@ -247,8 +248,8 @@ async def _check_loads(candidate: _Candidate) -> str:
         (truncated, hashlib.sha256(truncated.read_bytes()).hexdigest()),
         (missing, "0" * 64),
     ):
-        otherwise = f"{path.name} was accepted despite its checksum or content"
-        await candidate.expect_refusal(path, version + 1000, checksum, otherwise)
+        message = f"{path.name} was accepted despite its checksum or content"
+        await candidate.expect_refusal(path, version + 1000, checksum, message)
         after = await candidate.ask(prompt, GREEDY)
         expect(_is_same(after, before), f"the refused {path.name} changed what is served")
     expect((await candidate.engine.health())["version"] == version, "health reports a refused version")
@@ -261,11 +262,11 @@ async def _check_prefix_cache(candidate: _Candidate) -> str:
     prompts += [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, old, strict=True)]
     await candidate.load(candidate.relabelled)
     off = await candidate.relabelled_logprob_error(prompts, await candidate.ask_all(prompts))
-    expect(off <= TOLERANCE, f"after a load, logprobs are off by {off:.1e}: part of the old weights' work is served")
+    expect(off <= TOLERANCE, f"after a load, logprobs are off by {off:.1e}: keys of the old weights are in use")
     await candidate.load(candidate.original)
     back = await candidate.logprob_error(prompts, await candidate.ask_all(prompts))
-    expect(back <= TOLERANCE, f"after the way back, logprobs are off by {back:.1e}")
-    return f"logprobs are the new weights' to {off:.1e}, and after the way back to {back:.1e}"
+    expect(back <= TOLERANCE, f"with the original weights again, logprobs are off by {back:.1e}")
+    return f"logprobs match the new weights to {off:.1e}, and the original ones, loaded again, to {back:.1e}"
 
 
 async def _check_absurd_update(candidate: _Candidate) -> str:
@@ -277,7 +278,7 @@ async def _check_absurd_update(candidate: _Candidate) -> str:
         broken = await candidate.ask(prompt, GREEDY)
         how = f"logprobs off by {await candidate.logprob_error([prompt], [broken]):.2g}"
         expect(await candidate.logprob_error([prompt], [broken]) > 0.1, "an absurd update changed nothing")
-    except EngineFault as fault:  # numbers that are not finite are refused, which is broken enough
+    except EngineFault as fault:  # refusing non-finite numbers counts as broken
         how = str(fault)
     await candidate.load(candidate.original)
     after = await candidate.ask(prompt, GREEDY)
@@ -290,13 +291,13 @@ async def _check_swap(candidate: _Candidate) -> str:
         old, seen = await _sample_during_swap(candidate)
         if all(old < versions[-1] for versions in seen):
             fewest = min(versions.count(old) for versions in seen)
-            return f"{len(seen)} streams carry both versions, {fewest} tokens or more old"
-    raise Failed(f"after {_TRIES} swaps, no request under way has had tokens of both versions")
+            return f"{len(seen)} streams have tokens of both versions, at least {fewest} of the old one"
+    raise Failed(f"in none of {_TRIES} swaps did all requests in progress get tokens of both versions")
 
 
 async def _sample_during_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
-    """Old version, and versions of the tokens of streams begun under it."""
-    # A server can sample to the end before a starving client gets the first token.
+    """Old version, and token versions of streams begun under it."""
+    # On a busy machine the server may finish before the client gets the first token.
     length = min(2000, candidate.engine.context - 60)  # long enough to outlast a load
     sampling = Sampling(temperature=1.0, max_tokens=length)
     streams = [candidate.engine.generate(candidate.prompt(20 + i), sampling, i) for i in range(3)]
@@ -312,7 +313,7 @@ async def _sample_during_swap(candidate: _Candidate) -> tuple[int, list[list[int
         expect(len(versions) == length, f"a stream of {length} tokens ended after {len(versions)}")
         expect(versions == sorted(versions), "an old version came back after a new one")
         is_sound = versions[0] == old < new and {*versions} <= {old, new}
-        expect(is_sound, f"a swap under way left versions {sorted({*versions})}")
+        expect(is_sound, f"tokens around a swap have versions {sorted({*versions})}")
     return old, seen
 
 
@@ -337,20 +338,20 @@ async def _check_sleep(candidate: _Candidate) -> str:
 
     _, answers, late = await _sample_during_sleep(candidate, prompts, length, load)
     seen = sorted({version for answer in answers for version in answer.versions})
-    expect({*seen} <= {new - 1, new}, f"a sleep with a load left versions {seen}")
-    expect({*late.versions} == {new}, f"what came while it slept has versions {sorted({*late.versions})}")
+    expect({*seen} <= {new - 1, new}, f"tokens around a sleep with a load have versions {seen}")
+    expect({*late.versions} == {new}, f"a request that came while it slept has versions {sorted({*late.versions})}")
     longer = [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, first, strict=True)]
     after = [*prompts, *longer]
     off_after = await candidate.relabelled_logprob_error(after, await candidate.ask_all(after))
     expect(off_after <= TOLERANCE, f"after a sleep with a load, logprobs are off by {off_after:.1e}")
     await candidate.load(candidate.original)
-    return f"carried over to {off:.1e}; after a load in its sleep, logprobs are the new weights' to {off_after:.1e}"
+    return f"after a sleep, logprobs match to {off:.1e}; after one with a load, the new weights' to {off_after:.1e}"
 
 
 async def _sample_during_sleep(
     candidate: _Candidate, prompts: Sequence[list[int]], length: int, wake: Callable[[], Awaitable[None]]
 ) -> tuple[bool, list[Answer], Answer]:
-    """Whether requests ran as the engine fell asleep, their answers, and a later one."""
+    """Whether requests ran as the engine fell asleep, their answers, and a later request's."""
     streams = [candidate.engine.generate(prompt, Sampling(max_tokens=length), i) for i, prompt in enumerate(prompts)]
     answers = [Answer([], [], []) for _ in streams]
     reading = [asyncio.ensure_future(answer.read(stream)) for answer, stream in zip(answers, streams, strict=True)]
@@ -358,7 +359,7 @@ async def _sample_during_sleep(
         await asyncio.sleep(0.001)
     await candidate.engine.sleep()
     before = -1
-    # wait until all that was sampled before has arrived
+    # wait until all tokens sampled before have arrived
     while before != (before := sum(len(answer.ids) for answer in answers)):
         await asyncio.sleep(0.5)
     late = asyncio.ensure_future(candidate.ask(prompts[0], GREEDY))
@@ -412,25 +413,25 @@ async def _check_request_limits(candidate: _Candidate) -> str:
     try:
         await candidate.ask(candidate.prompt(candidate.engine.context), Sampling(max_tokens=1), seed=0)
     except ValueError:
-        return "stop ids are emitted and end; 20 of 20 tokens; a full context ends, a longer prompt is refused"
+        return "a stop id is emitted; it, max_tokens and a full context end requests; a longer prompt is refused"
     raise Failed("a prompt as long as the context was accepted")
 
 
 async def _check_published_weights(candidate: _Candidate, publish: Publish) -> str:
-    # As in a run: refused whole under another checksum, then live with the learner's logprobs.
+    # As in a run: refused under another checksum, then served with the learner's logprobs.
     prompt = candidate.prompt(60)
     before = await candidate.ask(prompt, GREEDY)
     path, version, checksum = await publish(int((await candidate.engine.health())["version"]))
     moved = await candidate.logprob_error([prompt], [before])
-    expect(moved > TOLERANCE, "the learner has not moved, so nothing can be seen")
-    await candidate.expect_refusal(path, version, checksum[::-1], "what arrived was accepted under another checksum")
+    expect(moved > TOLERANCE, "the learner's logprobs have not changed, so a load cannot be seen")
+    await candidate.expect_refusal(path, version, checksum[::-1], "the weights were accepted under another checksum")
     expect(_is_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
     acknowledged = await candidate.engine.load(path, version, checksum)
     expect(acknowledged == version, f"a load of version {version} was acknowledged as {acknowledged}")
     off = await candidate.logprob_error([prompt], [await candidate.ask(prompt, GREEDY)])
     expect(off <= TOLERANCE, f"logprobs are off by {off:.1e}: other weights are served than the learner has")
     await candidate.load(candidate.original)
-    return f"refused under another checksum, then served: logprobs, which moved by {moved:.1g}, are equal to {off:.1e}"
+    return f"refused under another checksum, then served: logprobs moved by {moved:.1g}, and match to {off:.1e}"
 
 
 QUESTIONS: dict[str, Callable[[_Candidate], Awaitable[str]]] = {

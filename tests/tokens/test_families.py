@@ -304,8 +304,8 @@ def test_the_tiny_engine_serves_the_families_that_say_so(
 
 PLAIN = "Qwen2.5-Coder"
 REFUSED = [
-    (PLAIN, "if tools", "if false", {}, "is not shown its tools", ["instruct model"]),
-    (PLAIN, "in message.tool_calls", "in []", {}, "is not shown its calls", ["instruct model"]),
+    (PLAIN, "if tools", "if false", {}, "does not show the policy its tools", ["instruct model"]),
+    (PLAIN, "in message.tool_calls", "in []", {}, "does not show the policy its calls", ["instruct model"]),
     (
         "Qwen3-Coder",
         "<function=",

@@ -1,4 +1,4 @@
-"""OpenAI's Responses.
+"""OpenAI's Responses API.
 
 ``input`` is the whole conversation or continues ``previous_response_id``; an episode keeps all responses, even without
 ``store``. The policy sees custom tools and the vendor's client-run tools (`items`) as functions; tools that the vendor
@@ -44,7 +44,7 @@ CLIENT_SETTINGS = (
 )
 """Client settings that the run overrides (`Turn.overridden`)."""
 DEFAULTS = {"tool_choice": "auto", "parallel_tool_calls": True, "truncation": "disabled"}
-"""Settings that are equal to leaving them out."""
+"""Settings with these values count as left out."""
 STORED = ("conversation", "prompt", "background")
 """Fields that need unsupported server-side storage."""
 
@@ -160,7 +160,7 @@ def _resolve_item(item: Mapping[str, Any], find: FindCall, outputs: dict[str, di
         output = ResponseWriter(request, call).build_response(completion)["output"]
         outputs[response] = {each["id"]: each for each in output}
     try:
-        # each once: a small request that repeats a long item 30,000 times would take minutes to write
+        # each item only once: a small request that repeats a long item 30,000 times would take minutes to write
         return dict(outputs[response].pop(item_id))
     except KeyError:
         message = f"this episode stores no item {item_id}, or input refers to it twice"
@@ -179,7 +179,7 @@ class ResponseWriter(ReplyWriter):
     def keep_alive(self) -> bytes:
         """Repeat ``response.in_progress``: some clients count events, not bytes."""
         if self._begun:
-            self._event("in_progress", response=self._state("in_progress"))
+            self._event("in_progress", response=self._build_body("in_progress"))
         self._begin_once()
         return self._flush()
 
@@ -187,12 +187,12 @@ class ResponseWriter(ReplyWriter):
         """Write ``response.failed``."""
         self._begin_once()
         reason = {"code": "server_error" if failure.status >= 500 else failure.code, "message": failure.message}
-        self._event("failed", response=self._state("failed", error=reason))
+        self._event("failed", response=self._build_body("failed", error=reason))
         return self._flush()
 
     def _begin(self) -> None:
-        self._event("created", response=self._state("in_progress"))
-        self._event("in_progress", response=self._state("in_progress"))
+        self._event("created", response=self._build_body("in_progress"))
+        self._event("in_progress", response=self._build_body("in_progress"))
 
     def _finish(self, completion: Completion) -> dict[str, Any]:
         if not self._items and not self._open:
@@ -209,7 +209,7 @@ class ResponseWriter(ReplyWriter):
         }
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         crrl = build_crrl_fields(completion)
-        response = self._state(status, usage=reported_usage, crrl=crrl, incomplete_details=details)
+        response = self._build_body(status, usage=reported_usage, crrl=crrl, incomplete_details=details)
         self._event(status, response=response)
         return response
 
@@ -261,7 +261,7 @@ class ResponseWriter(ReplyWriter):
         self._items.append(self._open)
         self._open = {}
 
-    def _state(self, status: str, **more: Any) -> dict[str, Any]:
+    def _build_body(self, status: str, **more: Any) -> dict[str, Any]:
         return {
             "id": f"{_ID_PREFIX}{self._call.name}",
             "object": "response",

@@ -1,4 +1,4 @@
-"""A session's turns as a tree, and which one a conversation continues, by ids or text."""
+"""A session's turns as a tree, and which turn a conversation continues, by ids or text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coderepairrl.types import Fork, Turn, conversation, sequence_list
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A request's place: `given` ids follow the sequence of `base`, or the beginning that `fork` names."""
+    """A request's place: `given` ids follow the sequence of `base`, or the prefix that `fork` names."""
 
     base: int | None
     prompt: list[int]
@@ -86,9 +86,9 @@ class Tree(ABC):
         if placement is not None:
             reply, defaults = turn.messages[-1], placement.defaults
             self._by_conversation.setdefault(hash_message(placement.key, reply, defaults), []).append(turn.index)
-            name = hash_message(b"", reply, defaults)
+            reply_key = hash_message(b"", reply, defaults)
             for ids in (tuple(_call_ids(reply)), None):
-                self._by_reply.setdefault((name, ids), []).append(turn.index)
+                self._by_reply.setdefault((reply_key, ids), []).append(turn.index)
             for id in _call_ids(reply):
                 self._by_call.setdefault(id, []).append(turn.index)
 
@@ -108,8 +108,8 @@ class Tree(ABC):
 
     async def _find_recorded_reply(self, reply: Message, last: int) -> int | None:
         # find the turn of an equal reply; of several, the first after turn `last`, else the latest
-        name = await self._processor.hash_reply(reply, self._prefix_keys.defaults)
-        indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
+        reply_key = await self._processor.hash_reply(reply, self._prefix_keys.defaults)
+        indices = self._by_reply.get((reply_key, tuple(_call_ids(reply)))) or self._by_reply.get((reply_key, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
 
 
@@ -160,7 +160,7 @@ class TurnTree(Tree):
     def recognise_replies(self, messages: tuple[Message, ...]) -> RecognisedMessages:
         """Restore replies as sampled, recognised by call ids.
 
-        Clients change arguments, omit words, and split replies. Those with other words or missing calls stay theirs.
+        Clients change arguments, omit words, and split replies. Those with other words or missing calls stay as sent.
         """
         turns = [self._find_by_calls(message) for message in messages]
         parts: dict[int, list[Message]] = {}  # client messages by the turn whose reply they form
@@ -285,7 +285,7 @@ class TurnTree(Tree):
         return False
 
     async def _reply_ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
-        # return the latest turn used (`last` or later), and the ids of reply `at`: recorded, else spelled
+        # return the latest turn used (`last` or later), and the ids of reply `at`: recorded, else tokenized
         await asyncio.sleep(0)  # lets other sessions run: there may be thousands
         index = await self._find_recorded_reply(messages[at], last)
         if index is None:
@@ -296,7 +296,7 @@ class TurnTree(Tree):
     async def _attach(
         self, prompt: list[int], tools: tuple[Mapping[str, Any], ...], keys: Sequence[bytes]
     ) -> tuple[int | None, Fork | None, int, int]:
-        """Find the longest recorded prefix: the turn that it ends, else a fork; its numbers of ids and messages."""
+        """Find the longest recorded prefix: the turn ending with it, else a fork; its numbers of ids and messages."""
         for turn in self.turns[len(self._ends) :]:
             after = None if turn.base is None else self._ends[turn.base]
             ids = self.sequence(turn.index) if after is None else (*turn.given.ids, *turn.output.ids)

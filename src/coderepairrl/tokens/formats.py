@@ -111,7 +111,7 @@ def _parse_qwen3_coder(tokenizer: InertTokenizer, ids: list[int], tools: Sequenc
 
 def _parse_llama3_json(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """JSON object with ``name`` and ``parameters`` as reply, perhaps after ``<|python_tag|>``."""
-    # without the tag, an object that names none of `tools` is words: a JSON file may have these keys
+    # without the tag, an object that names none of `tools` is content: a JSON file may have these keys
     tag = tokenizer.find_id("<|python_tag|>")
     at = ids.index(tag) if tag in ids else len(ids)
     text, raw = tokenizer.decode(ids[:at]).strip(), tokenizer.decode(ids[at + 1 :]).strip()
@@ -227,14 +227,14 @@ def find_call_format(
     pairs = enumerate(zip(prompt, answered, strict=False))
     start = next((at for at, (one, other) in pairs if one != other), len(prompt))
     if start < len(question):
-        raise ConfigError(f"by the chat template of {name} a question is not a prefix of the answered question")
+        raise ConfigError(f"in the chat template of {name} a question is not a prefix of the answered question")
     reply = list(answered[start:])
     end = next((at for at, token in enumerate(reply) if token in stop), len(reply))
     text = tokenizer.decode(reply[:end])
     for item, text_shown in (("tools", tokenizer.decode(prompt)), ("calls", text)):
         if NAME not in text_shown:
             raise ConfigError(
-                f"by the chat template of {name} the policy is not shown its {item}",
+                f"the chat template of {name} does not show the policy its {item}",
                 fix="use an instruct model with tools, or put a chat_template.jinja that writes them beside it",
             )
     for each in FORMATS:

@@ -254,7 +254,7 @@ def parse_json_or_none(text: str) -> object:
 
 def parse_json(text: str) -> object:
     """Parse strict JSON. Raises ValueError for anything else."""
-    # also for a repeated key, which would lose a value, and numbers that JSON lacks (``NaN``, ``1e999``)
+    # a repeated key, which would lose a value, is invalid, too, and so are numbers that JSON lacks (``NaN``, ``1e999``)
     try:
         return json.loads(
             text, object_pairs_hook=_refuse_duplicates, parse_constant=_parse_finite, parse_float=_parse_finite

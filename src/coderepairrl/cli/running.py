@@ -57,7 +57,7 @@ def _refuse_verbose_run(*, verbose: bool, dry_run: bool) -> None:
 
 
 def _show_plan(config: Config, folder: RunFolder, *, verbose: bool, as_json: bool) -> None:
-    """Print the plan as far as it is known. Raises its problem."""
+    """Print the known part of the plan, then raise its problem."""
     from coderepairrl.stages import command
 
     plan, problem = command.dry_run(config, folder)
@@ -69,7 +69,7 @@ def _show_plan(config: Config, folder: RunFolder, *, verbose: bool, as_json: boo
 
 
 def _shorten_plan(plan: dict[str, Any]) -> dict[str, Any]:
-    """Leave out details, and of the needs all but sums and the run's."""
+    """Leave out details, and all needs except sums and the run's."""
     needs = {
         name: {key: part[key] for key in ("needs_gb", "has_gb") if key in part} if "needs_gb" in part else part
         for name, part in plan.get("needs", {}).items()
@@ -158,7 +158,7 @@ def run(
     jobs_of_file = read_jobs_file(file, overrides or [])
     if commands:
         if overrides:
-            raise UsageError("--commands passes no JOB.KEY=VALUE on", fix=f"write {overrides[0]} into {file}")
+            raise UsageError("--commands cannot pass on JOB.KEY=VALUE", fix=f"write {overrides[0]} into {file}")
         show(stage.make_slurm_script(jobs_of_file, note))
         return
     failures: dict[str, str] = {}

@@ -143,7 +143,7 @@ class EvaluationPlan(ServedModelPlan, TaskPlan):
         if not self.evaluated_tasks:
             raise TaskError(
                 "no evaluation has a held-out task",
-                fix="name a source and a split that has: eval.split=train, say (crrl tasks list SOURCE has the splits)",
+                fix="name a source and a split with tasks, such as eval.split=train (see crrl tasks list SOURCE)",
             )
 
     def check_prompts(self, name: str) -> None:
@@ -175,7 +175,7 @@ class PolicyPlan(LocalPlan):
 
     @part
     def adapter(self) -> Path | None:
-        """Folder of adapters on it."""
+        """Folder of the model's adapters."""
         return models.resolve_model(self.raw_config.model.path).adapter
 
     @part
@@ -209,7 +209,7 @@ class Plan(PolicyPlan, TaskPlan):
 
     @part
     def needs(self) -> EngineNeeds:
-        """Requirements of adapters, GPUs, and sleep if engine and learner use these by turns."""
+        """Requirements of adapters, GPUs, and sleep if engine and learner take turns on these."""
         gpus = self.devices.engine.get(VISIBLE_GPUS)
         devices.check_turns(self.raw_config, self.engine)
         return replace(self.adapter_needs, gpus=gpus, sleep=devices.has_turns(self.raw_config))

@@ -44,11 +44,11 @@ async def run_training(
 ) -> dict[str, Any]:
     """Train by `config` in `folder`; return the summary for ``--json``.
 
-    `show` gives further lines for an episode; `again` is the resuming command, ``{run}`` the folder. Raises
+    `show` gives further lines for an episode; `again` is the command to resume, ``{run}`` its folder. Raises
     `Interrupted` after one of `signals.STOPPING`, else the error that stopped the run.
     """
     folder, meter = folder or life_cycle.locate_run_folder(config), Meter()
-    # planned before the folder is made: a mistake must not cost a run folder
+    # plan before the folder is made, so that a mistake leaves none behind
     plan = plan_run(life_cycle.pin_models(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
@@ -99,7 +99,7 @@ def summarise_training(folder: RunFolder) -> dict[str, Any]:
 
 
 def _estimate_fit(config: Config) -> tuple[dict[str, Any], str]:
-    """Plan memory and time; return a warning if it does not fit, no error, since the estimate may be wrong."""
+    """Plan memory and time; a run that does not fit gets a warning, since the estimate may be wrong."""
     try:
         return check_memory(config, make_learn_settings), ""
     except DoesNotFit as error:
@@ -147,14 +147,14 @@ def _preview_verdict(preview: Mapping[str, Any], problems: Sequence[CodeRepairEr
         counts += [f"{format_count(lacking, 'thing')} that this machine lacks"] if lacking else []
         return "; ".join(filter(None, [f"it cannot be run here: {' and '.join(counts)}", later]))
     if later:
-        return f"no mistake so far; {later}: {format_download(downloads[0])} does it now, and then all can be planned"
+        return f"no mistake so far; {later}: {format_download(downloads[0])} does it now, so that all can be planned"
     gpu_sizes = [part["has_gb"] for part in preview["needs"].values() if isinstance(part, dict) and "has_gb" in part]
     is_known = all(isinstance(size, int | float) for size in gpu_sizes)
     fits = "it fits" if is_known else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
     reasons = ["each GPU holds its parts"] if gpu_sizes and is_known else []
     reasons += [f"the longest prompt has {preview['longest_prompt']}"] if preview["longest_prompt"] else []
     if limit := preview["needs"].get("step", {}).get("limit"):
-        reasons.append(f"episodes end first by {limit}")
+        reasons.append(f"the first limit to end episodes is {limit}")
     return f"{fits}: {'; '.join(reasons)}" if reasons else fits
 
 

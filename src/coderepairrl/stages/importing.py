@@ -1,4 +1,4 @@
-"""``crrl tasks import``: foreign trajectories as examples to learn from (docs/guides/collect.md)."""
+"""``crrl tasks import``: trajectories of other programs as training examples (docs/guides/collect.md)."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def import_trajectories(
 ) -> dict[str, Any]:
     """Write the trajectories in `paths`, of the format `form`, to `output` as examples; return a summary.
 
-    Overlap with the evaluation sets `against` is refused, with those of `drop` left out. `tasks` gives languages,
-    repositories and references (all ``SOURCE [KEY=VALUE]...``), `outcomes` (reports of SWE-bench's harness, or an
-    outcome file) which tasks were resolved. Damaged trajectories are left out and listed. Raises `UsageError` if none
+    Overlap with evaluation sets in `against` is an error; trajectories that overlap with `drop` are left out. `tasks`
+    gives languages, repositories and references (all ``SOURCE [KEY=VALUE]...``); `outcomes` (SWE-bench reports, or an
+    outcome file) gives the resolved tasks. Damaged trajectories are left out and listed. Raises `UsageError` if none
     remain, for overlap, and without an evaluation set unless `unchecked`.
     """
     if not (against or drop or unchecked):
@@ -72,7 +72,7 @@ def import_trajectories(
             raise UsageError(
                 f"{len(overlaps)} of {len(trajectories)} trajectories overlap with {source}: "
                 f"{_format_reasons(overlaps.values())}",
-                fix=f"what is learned from cannot be measured on: --drop {shlex.quote(source)} leaves them out"
+                fix=f"do not train on evaluation tasks: --drop {shlex.quote(source)} leaves them out"
                 f" (the first: {trajectories[first].id})",
             )
     dropped: dict[int, str] = {}
@@ -104,12 +104,12 @@ def _load_tasks(text: str) -> list[Task]:
 def _read_resolved(source: str) -> Mapping[str, bool]:
     outcomes = read_outcomes(source)
     if not isinstance(outcomes, Outcomes):
-        raise UsageError(f"{source} has numbers of tasks, and not which were resolved", fix="name a report with ids")
+        raise UsageError(f"{source} counts tasks, and does not name the resolved ones", fix="name a report with ids")
     return {task: bool(values[0]) for task, values in outcomes.values.items()}
 
 
 def _match_tasks(trajectories: Sequence[Trajectory], tasks: Iterable[Task]) -> dict[int, Task]:
-    """Tasks of trajectories, by index: with their id or, if they have none, with a prompt that they contain."""
+    """Match trajectories, by index, to tasks: by task id or, without one, by a prompt that they contain."""
     by_id, matched = {task.id: task for task in tasks}, dict[int, Task]()
     for at, each in enumerate(trajectories):
         if each.task in by_id:

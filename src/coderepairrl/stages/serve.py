@@ -39,7 +39,7 @@ SERVING = ModelCommand(
     defaults=("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768"),
 )
 TOKEN_VARIABLE = "CRRL_ADMIN_TOKEN"
-"""Environment variable that may hold the token for `admin_port`; else one is drawn."""
+"""Environment variable that may hold the token for `admin_port`, else random."""
 
 
 def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
@@ -69,7 +69,7 @@ async def serve_model(
     """Serve the model of `plan` until cancelled; calls `ready` with the addresses.
 
     The gateway is on `host`:`port` (0: any free) and the Unix socket `socket`, the host's API on the Unix socket
-    `admin`, or with a token on `admin_port`. With `chat` (default: unless others serve the model) the gateway answers
+    `admin`, or with a token on `admin_port`. With `chat` (default: if the model is served here) the gateway answers
     local clients without a session's key. Turns are recorded in the folder `log`. Raises `UsageError` for a taken
     address or folder, and as `open_model`.
     """
@@ -135,7 +135,7 @@ def _suggest_other_log() -> Iterator[None]:
 
 
 Model = TypeVar("Model", bound=BaseModel)
-_MAX_BODY = 1 << 20  # Bytes of a request: far more than any that is allowed.
+_MAX_BODY = 1 << 20  # bytes of a request; valid ones are far smaller
 
 
 class _WeightsRequest(BaseModel):
@@ -169,7 +169,7 @@ class AdminServer:
     async def start(self, *, socket: Path | None = None, host: str = "127.0.0.1", port: int | None = None) -> str:
         """Listen on a Unix socket, open to its owner only, or on `host`:`port`; returns the address.
 
-        Raises `UsageError` if it is taken, `EngineFault` if the engine is dead.
+        Raises `UsageError` if that is taken, `EngineFault` if the engine is dead.
         """
         if isinstance(self._source, PolicySource):
             self._version = int((await self._source.engine.health())["version"])  # 1 if it began with adapters
@@ -202,7 +202,9 @@ class AdminServer:
         except OSError as error:
             await self._runner.cleanup()
             where = socket or f"{host}:{port}"
-            raise UsageError(f"cannot listen on {where}: {error.strerror or error}", fix="take --port 0") from error
+            raise UsageError(
+                f"cannot listen on {where}: {error.strerror or error}", fix="choose another --admin or --admin-port"
+            ) from error
 
     async def stop(self) -> None:
         """Stop listening."""
@@ -265,7 +267,7 @@ class AdminServer:
         body, engine = await _parse_body(request, _WeightsRequest), self._source.engine
         async with self._loading:
             if body.version <= self._version:
-                raise _RequestRejected(409, "old_version", f"version {self._version} is served, and versions only grow")
+                raise _RequestRejected(409, "old_version", f"version {self._version} is served; send a higher one")
             try:
                 self._version = await engine.load(Path(body.path), body.version, body.checksum)
             except EngineFault as fault:
@@ -297,4 +299,4 @@ async def _parse_body(request: web.Request, model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         message = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-        raise _RequestRejected(400, "invalid_value", message, "what may be sent is in docs/guides/serve.md") from error
+        raise _RequestRejected(400, "invalid_value", message, "docs/guides/serve.md lists the fields") from error

@@ -72,7 +72,7 @@ async def lock_installation_async(target: Path) -> AsyncIterator[None]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove our ``NAME.partial`` in `folder`, left by killed installations."""
+    """Remove this user's ``NAME.partial`` in `folder`, left by killed installations."""
     for partial in folder.glob("*.partial"):
         with suppress(FileNotFoundError):  # it was completed just now
             if partial.lstat().st_uid != os.geteuid():
@@ -103,7 +103,7 @@ def _open_lock(target: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _make_files_readable() -> Iterator[None]:
-    # the umask is the process's: the last of overlapping users restores it
+    # the umask is per process: the last of overlapping contexts restores it
     with _umask_lock:
         _umasks.append(os.umask(0o022))
     try:
@@ -120,7 +120,7 @@ def check_reachable(target: Path) -> None:
     closed = [parent for parent in target.parents if not parent.stat().st_mode & stat.S_IXOTH]
     if os.geteuid() == 0 and closed:
         raise PrerequisiteError(
-            f"sandboxes of root could not see {target}: {closed[-1]} is closed to other users",
+            f"sandboxes started by root could not see {target}: {closed[-1]} is closed to other users",
             fix="set CRRL_CACHE to a folder that everybody may enter",
         )
 
@@ -129,7 +129,7 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
     """Create a virtual environment; returns its interpreter. Raises `PrerequisiteError`."""
     base = system_python()
     if not base.exists():
-        raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
+        raise PrerequisiteError(f"sandboxes need {base}, which is not installed", fix=_VENV_FIX)
     # -I: import nothing from the current folder, which may be an untrusted repository
     if run_child([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout, pass_fds=_locks).returncode != 0:
         raise PrerequisiteError("no virtual environment can be made", fix=_VENV_FIX)
@@ -146,7 +146,7 @@ def install_tool(name: str, requirements: Sequence[str]) -> Path:
     """Install `requirements` without their dependencies, cached. Raises `PrerequisiteError`."""
     digest = hashlib.sha256("\0".join((str(system_python()), *requirements)).encode()).hexdigest()[:12]
     target = environments_cache() / "tools" / f"{name}-{digest}"
-    if (target / _DONE).exists():  # a cache that only its owner can write to serves others
+    if (target / _DONE).exists():  # without the lock, which users who can only read the cache could not take
         return target
     with lock_installation(target):
         if not (target / _DONE).exists():
@@ -157,7 +157,7 @@ def install_tool(name: str, requirements: Sequence[str]) -> Path:
                 output = done.stdout.decode("utf-8", "replace")[-300:].strip()
                 raise PrerequisiteError(
                     f"pip cannot install {' '.join(requirements)}: {output}",
-                    fix="connect this machine to a package index for the first time",
+                    fix="connect this machine to a package index: the first installation needs it",
                 )
             (target / _DONE).touch()
     return target

@@ -1,7 +1,6 @@
-"""A warm guest to fork others from, at a quarter of the processor time of starting each.
+"""A running guest from which others are forked, in a quarter of a start's processor time.
 
-There is one per thread that opens sandboxes, as it dies with its starting thread. Inside runs
-`guest.main.ForkServer`.
+It runs `guest.main.ForkServer`. Each thread that opens sandboxes has its own, since it dies with its thread.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Template:
                 if ours.recv(1):
                     return ""
         lines = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
-        return lines[-1] if lines else "it ended without a message"
+        return lines[-1] if lines else "the template ended without a message"
 
     def close(self) -> None:
         """End it and every guest forked from it (a no-op in a forked child)."""
@@ -107,7 +106,7 @@ class ForkedGuest(GuestProcess):
         self.pidfd = self.take_descriptor()
 
     async def _on_close(self) -> None:
-        # a guest that is still being forked ends when our end is closed: wait until no process holds the other
+        # a guest that is still being forked ends when our end is closed: wait until no process holds its own
         self._guest_end.close()
         if self.pidfd is None:
             with contextlib.suppress(OSError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Backends around others: a user's class, whose bugs become faults that name it, and workspaces already open."""
+"""Backends that turn bugs of a user's class into faults that name it, or reuse an open sandbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @contextmanager
 def guard(name: str, *allowed: type[Exception]) -> Iterator[None]:
-    """Turn errors of the call `name`, except `allowed` ones and our own, into `SandboxFault`."""
+    """Turn errors of the call `name`, except `allowed` ones and `CodeRepairError`, into `SandboxFault`."""
     try:
         yield
     except Exception as error:
@@ -27,7 +27,7 @@ def guard(name: str, *allowed: type[Exception]) -> Iterator[None]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise SandboxFault(
             f"the sandbox {name} raised {message} ({place.filename}, line {place.lineno})",
-            fix="repair the class; `crrl check sandbox module:Class` asks what it must do",
+            fix="repair the class; `crrl check sandbox module:Class` tests what it must do",
         ) from error
 
 

@@ -128,7 +128,7 @@ class _Task(_Record):
     @field_validator("environment")
     @classmethod
     def _normalize_environment(cls, environment: str) -> str:
-        """Normalize the specification, by whose text sandboxes find environments."""
+        """Normalize the specification: sandboxes find environments by its text."""
         if not environment.startswith(f"{KIND}:"):
             return environment
         try:

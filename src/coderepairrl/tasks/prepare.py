@@ -99,9 +99,9 @@ def rewrite_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
     """
     task_list = tuple(tasks)
     with_reference = [each for each in task_list if each.workspace and each.reference.strip()]
-    lacks = find_missing_needs(with_reference)
-    ready = [each for each in with_reference if not {"commit", "image", "folder"} & {*lacks[each.id]}]
-    try:  # the fast way, of one git repository for many tasks
+    missing_by_id = find_missing_needs(with_reference)
+    ready = [each for each in with_reference if not {"commit", "image", "folder"} & {*missing_by_id[each.id]}]
+    try:  # fast path: one git repository for many tasks
         rewritten = _rewrite_in_folders(ready)
     except _REWRITE_ERRORS:
         rewritten = {}
@@ -115,7 +115,7 @@ def rewrite_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _rewrite_in_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite one-file references of plain folders, in one git repository; by Python's `id` of the task."""
+    """Rewrite one-file references of plain folders, in one git repository; return them by `id(task)`."""
     changes = [(task, change) for task in tasks if (change := _read_file_change(task)) is not None]
     if not changes:
         return {}
@@ -157,7 +157,7 @@ def _read_file_change(task: Task) -> tuple[str, str, bytes, bytes] | None:
 
 
 def _rewrite_in_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite references of one `workspace`, by Python's `id` of the task; cached for commits and image digests."""
+    """Rewrite references of one `workspace`; return them by `id(task)`. Caches those of commits and image digests."""
     cacheable = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
     rewritten, uncached = dict[int, bytes](), list[tuple[Task, Path | None]]()
     for task in tasks:
@@ -215,7 +215,7 @@ def _open_base(workspace: str) -> Iterator[tuple[Path, str] | None]:
 
 Say = Callable[[str], None]
 _BATCH = 32
-"""Commits per fetch, and at most lost by a kill or failure."""
+"""Commits per fetch; a killed or failed one loses no more."""
 _WAITS = (1.0, 5.0)
 """Seconds before retries of a fetch with a transient failure."""
 

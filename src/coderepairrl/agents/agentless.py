@@ -35,10 +35,10 @@ from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, FirstRequest, SideCalls, Task, ToolCall
 
 _LARGEST_SOURCE = 100_000
-"""Bytes of a Python file that is parsed in this process, which all episodes share."""
+"""Most bytes of a Python file to parse in this process, which all episodes share."""
 _COPY_SECONDS = 300.0
 # scripts that copy the workspace to, and back from, the folder "$0"
-# without -p: in some sandboxes no mode can be changed; executable files already are
+# without cp's -p, which fails where modes cannot be changed; copies of executable files are executable anyway
 _SAVE = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec cp -dR -t "$0" {} +'
 _RESTORE = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} + && cp -dR "$0"/. .'
 _COMMENTS = ("#", "//")
@@ -141,9 +141,9 @@ async def run_tests_on(sandbox: Sandbox, proposal: Proposal, command: str, secon
 
 
 async def _run_copy_script(sandbox: Sandbox, script: str, copy: str) -> None:
-    done = await sandbox.exec(["sh", "-c", script, copy], timeout=_COPY_SECONDS)
-    if not done.ok:
-        raise AgentFault(f"the workspace cannot be copied: {done.output[-300:].decode(errors='replace').strip()}")
+    result = await sandbox.exec(["sh", "-c", script, copy], timeout=_COPY_SECONDS)
+    if not result.ok:
+        raise AgentFault(f"the workspace cannot be copied: {result.output[-300:].decode(errors='replace').strip()}")
 
 
 def choose_most_common(proposals: Sequence[Proposal]) -> Proposal | None:
@@ -172,7 +172,7 @@ Which lines have to be changed, or stand next to new ones? One place on each lin
 path/to/file.py: 12-15"""
 _REPAIR = "Reply with the edits that resolve the issue, and with nothing that is not needed for it. {format}"
 _LARGEST_FILE = 1 << 20
-"""Bytes of a file to show: larger ones are not written by hand."""
+"""Most bytes of a file to show: larger ones are not written by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class Agentless(Agent):
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask for files, elements, lines and repairs, then apply the repair that most samples agree on.
 
-        The report has a call per question, ok if the answer matched or applied, and per run of ``tests``. Its `exit` is
+        The report has a call per question (ok if the answer matched or applied) and per run of ``tests``. Its `exit` is
         ``submitted``, or the limit that ended the questions. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`.
         """
         async with Chat(endpoint, {}) as chat:

@@ -1,4 +1,4 @@
-"""Offloading of device memory to the host, for an engine's use."""
+"""Moves training tensors to the host while an engine samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Location = tuple[object, ...]
 
 
 class Offloader:
-    """Mover of weights, gradients, buffers and moments off a device and back."""
+    """Moves weights, gradients, buffers and optimiser state to the host and back."""
 
     # only `Tensor.data` is replaced, so tied parameters, optimiser state and hooks are unaffected; host copies are
     # kept, since locking their pages takes longer than copying

@@ -31,12 +31,12 @@ class ValueHead(nn.Module):
     def forward(self, hidden_ND: Tensor) -> Tensor:
         """Values (N) of hidden states."""
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            # FSDP2 gathers weights in bfloat16 where it trains a whole model in it
+            # FSDP2 gathers weights in bfloat16 when it trains the whole model in bfloat16
             return (hidden_ND.float() @ self.weight.float().T)[:, 0] + self.bias.float()
 
 
 class Targets(NamedTuple):
-    """Targets of trained tokens (N), from values before the batch."""
+    """Targets of trained tokens (N), from values before the batch's updates."""
 
     advantage_N: Tensor
     return_N: Tensor
@@ -63,7 +63,7 @@ def compute_estimates(
 ) -> tuple[list[dict[int, Estimate]], float | None]:
     """Estimates of each minibatch's rows by index, and `explained_variance`.
 
-    A sample's `advantage` is its episode's reward. `whiten`: mean 0, deviation 1.
+    A sample's `advantage` is its episode's reward. `whiten` scales advantages to mean 0, deviation 1.
     """
 
     def estimate(reward: float, values: list[float]) -> Estimate:
@@ -107,7 +107,7 @@ def _variance(numbers: Sequence[float]) -> float:
 def value_loss(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Half the squared error of each value, and where the clip acts (no gradient).
 
-    The error is the larger one with and without the clip around the value before the batch (PPO, TRL).
+    The larger error counts: of the value, or of it clipped to within `clip` of `before_N` (PPO, TRL).
     """
     near_N = torch.maximum(torch.minimum(value_N, before_N + clip), before_N - clip)
     free_N, bound_N = (value_N - return_N).square(), (near_N - return_N).square()

@@ -127,8 +127,8 @@ def _make_messages(turn: Turn, results: Sequence[ToolCall], tool_names: dict[str
         role = str(message.get("role", ""))
         is_reply = at == len(turn.messages) - 1
         calls = []
-        for number, (name, arguments, identity) in enumerate(_parse_tool_calls(message)):
-            tool_names[identity] = name
+        for number, (name, arguments, call_id) in enumerate(_parse_tool_calls(message)):
+            tool_names[call_id] = name
             result = results[number] if is_reply and number < len(results) else None
             calls.append(Call(printable(name), _parse_call_fields(arguments), result))
         label = tool_names.get(str(message.get("tool_call_id", "")), "") if role == "tool" else ""
@@ -172,7 +172,7 @@ def _parse_call_fields(arguments: Any) -> list[Field]:
 
 
 def extract_content_text(content: Any) -> str:
-    """Text of message content; other parts by type.
+    """Text of message content; other parts as ``[TYPE]``.
 
     >>> extract_content_text([{"type": "text", "text": "look: "}, {"type": "image_url"}]), extract_content_text(None)
     ('look: [image_url]', '')

@@ -14,8 +14,7 @@ from coderepairrl.processes.signals import cancel_on_signal
 from coderepairrl.report.site import PageMissing, Site
 
 HOST = "127.0.0.1"
-# listens on the loopback only, and rejects other host names: a foreign page may make a browser ask under a name that
-# resolves to it (DNS rebinding)
+# listens on loopback only, and rejects other host names, since a website's name may resolve to loopback (DNS rebinding)
 _LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-store",

@@ -108,7 +108,7 @@ def strip_comment(line: bytes, syntax: Syntax) -> bytes:
 
 
 def split_comments(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, bytes, bool]:
-    r"""Code of `line`, its comments, and whether a comment goes on after it; `inside`: `line` starts in one.
+    r"""Code of `line`, its comments, and whether a comment continues after it; `inside`: `line` starts in one.
 
     >>> split_comments(b"a /* b */ c  // d\n", find_syntax("a.c")), split_comments(b"a /* b\n", find_syntax("a.c"))
     ((b'a c\n', b'/* b */ // d', False), (b'a\n', b'/* b', True))
@@ -171,7 +171,7 @@ def _is_invisible(character: str) -> bool:
 
 @cache
 def _compile_scanner(syntax: Syntax) -> re.Pattern[bytes]:
-    """Pattern of strings, which hide comment openers, and comments; either may end with the line."""
+    """Pattern of comments, and of strings, which may contain their openers; a line may cut off either."""
     strings = [rb"%c(?:\\.|[^\\%c])*(?:%c|$)" % (quote, quote, quote) for quote in syntax.quotes]
     comments = [re.escape(opener) + rb".*" for opener in syntax.comments]
     if syntax.blocks:

@@ -32,8 +32,8 @@ class Group:
 class PlannedGroup:
     """Planned group (slot): its place in a run's order, and a seed per attempt.
 
-    It is scheduled for the optimiser step `step` (in evaluations the number of earlier updates); another may consume
-    it.
+    It is scheduled for the optimiser step `step` (in evaluations the number of earlier updates); another step may
+    consume it.
     """
 
     group: str
@@ -47,8 +47,8 @@ def plan_groups(phase: str, step: int, tasks: Sequence[Task], attempts: int, see
     """Plan a group per task; repeated tasks get different seeds."""
     planned = []
     for position, task in enumerate(tasks):
-        before = attempts * sum(earlier.id == task.id for earlier in tasks[:position])
-        seeds = tuple(derive_seed(seed, phase, step, task.id, before + number) for number in range(attempts))
+        earlier_attempts = attempts * sum(earlier.id == task.id for earlier in tasks[:position])
+        seeds = tuple(derive_seed(seed, phase, step, task.id, earlier_attempts + number) for number in range(attempts))
         planned.append(PlannedGroup(group_name(phase, step, position), task, phase, step, seeds))
     return planned
 
@@ -74,7 +74,7 @@ def plan_due_groups(
     """Plan the first `wanted` unconsumed groups in the run's order (`Curriculum.schedule`), leftovers first.
 
     Depends only on the log: names of `consumed` groups, and `outcomes`. `taken` are task ids already in the batch,
-    `tasks_by_id` the fixed tasks of groups begun before.
+    `tasks_by_id` the tasks of groups begun before, by group id.
     """
     per_step, due = curriculum.per_step, list[PlannedGroup]()
     if not wanted:  # nothing to draw, and drawing for a later step may be impossible
@@ -101,7 +101,7 @@ async def make_groups(
     tried: Tried | None = None,
     verified: Mapping[str, tuple[VerifiedRepair, ...]] = MappingProxyType({}),
 ) -> list[Group]:
-    """Make all groups at once with `make_group`."""
+    """Make all groups concurrently with `make_group`."""
     finished, tried = tuple(finished), {} if tried is None else tried
     return await gather_or_cancel(
         make_group(rollout, slot, sampling=sampling, retries=retries, finished=finished, tried=tried, verified=verified)
@@ -120,10 +120,10 @@ async def make_group(
     verified: Mapping[str, tuple[VerifiedRepair, ...]],
     began: Callable[[], None] = lambda: None,
 ) -> Group:
-    """Make the attempts of `slot` at once, up to the rollout's concurrency.
+    """Make the attempts of `slot`, as concurrently as the rollout allows.
 
     Void episodes are retried up to `retries` times with the same seed. `finished` are episodes of an interrupted group.
-    `tried`, which is updated, counts attempts begun. `began` is called at each beginning.
+    `tried`, which is updated, counts attempts begun. `began` is called as each begins.
     """
     done = {(episode.group, episode.attempt): episode for episode in finished if episode.ending is not Ending.VOID}
 
@@ -155,7 +155,7 @@ async def make_group(
 
 
 async def gather_or_cancel(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all `jobs` at once. Raises the first error, after the others are cancelled."""
+    """Run all `jobs` concurrently. Raises the first error, after the other jobs are cancelled."""
     try:
         async with asyncio.TaskGroup() as pending:
             tasks = [pending.create_task(job) for job in jobs]

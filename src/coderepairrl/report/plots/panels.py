@@ -15,7 +15,7 @@ Point = tuple[float, float]
 _TINY = 1e-300
 """Smaller values count as 0: a fifth of their difference may underflow."""
 _SKIPPED_SHARE = 0.005
-# least product of an EMA's alpha and its points: it averages over about a twentieth of a short curve
+# minimum of alpha times the number of points: on short curves an EMA averages over about a twentieth of them
 _ALPHA_TIMES_POINTS = 20.0
 _EQUAL = 1e-9
 """Values with a smaller relative difference count as equal: too few floats are between them for ticks."""

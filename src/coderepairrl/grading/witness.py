@@ -28,7 +28,7 @@ from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command, ExecResult
 
 JUNIT_FILE = "CrrlWitness.java"
-"""Our JUnit 4 program (`programs.JUNIT`), among the files of checks that a command compiles."""
+"""File of our JUnit 4 program (`programs.JUNIT`), which checks compile with the tests."""
 ENDED_EARLY = 86
 """Exit code of a guarded Node command whose process ended abnormally: none of its outcomes count."""
 
@@ -87,7 +87,7 @@ def watch_junit(argv: Sequence[str]) -> list[str]:
 def detect_runner(argv: Sequence[str]) -> str:
     """Runner with a witness that the command starts: ``pytest``, ``unittest``, or "".
 
-    A pytest that runs no test, or whose Python ignores the variables that load the plugin, counts as none.
+    A pytest that runs no test counts as none; under ``python -I`` or ``-E`` only a direct ``-m pytest`` counts.
 
     >>> [detect_runner(line.split()) for line in ("python3 -m pytest -q", "env A=1 pytest", "python3 -I -m unittest")]
     ['pytest', 'pytest', 'unittest']
@@ -180,7 +180,7 @@ class PytestPlugin(NamedTuple):
 
     @classmethod
     async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> PytestPlugin | ExecResult:
-        """Write the plugin, with the time limits of `command`; return the failed result if an attempt prevents it."""
+        """Write the plugin, with the time limits of `command`; if that fails, return the result."""
         name, word = f"crrl_{secrets.token_hex(4)}", make_word()
         witness_input = make_witness_input(sandbox, checks, f"{word} {format_limits(command)}")
         start = programs.START.replace("PLUGIN", name).encode()

@@ -56,7 +56,7 @@ async def _run_gain_attack(stage: Stage, target: Target, script: str) -> bool:
 
 
 async def _run_keeper_attack(stage: Stage, target: Target, script: str) -> bool:
-    """Harm the keeper."""
+    """Harm the keeper, the commands' parent."""
     return await stage.exchange(script) != b"fine\n"
 
 
@@ -125,7 +125,7 @@ def list_attacks() -> tuple[Attack, ...]:
         Attack("keeper", "a daemon after a timeout", after_timeout, f"{daemon}; sleep 300"),
         Attack("keeper", "a daemon that is stopped", _run_daemon_attack, stopped),
         Attack("keeper", "a daemon that nobody is parent of", _run_daemon_attack, f"({daemon}) & wait"),
-        Attack("keeper", "threads whose first has ended", _run_daemon_attack, THREADS),
+        Attack("keeper", "a process whose first thread has ended", _run_daemon_attack, THREADS),
     )
 
 

@@ -27,7 +27,7 @@ def digest_tree(
 ) -> str:
     """Compute SHA-256 in hex over path, kind and content of all files in `folder`, without `record`.
 
-    `hashes` caches those of contents by device and inode.
+    `hashes` caches hashes of contents by device and inode.
     """
     digest, hashes = hashlib.sha256(), {} if hashes is None else hashes
     for parent, folders, files in os.walk(folder):
@@ -59,7 +59,7 @@ def share_equal_files(folder: Path) -> dict[tuple[int, int], str]:
     Environments of a project for different commits are almost equal.
     """
     pool = folder.parent / "files"
-    spare = folder / ENVIRONMENT_RECORD  # a name that is not in use yet
+    temporary_link = folder / ENVIRONMENT_RECORD  # the record is written later
     pool.mkdir(mode=0o755, exist_ok=True)
     hashes: dict[tuple[int, int], str] = {}
     for parent, _, files in os.walk(folder):
@@ -74,15 +74,15 @@ def share_equal_files(folder: Path) -> dict[tuple[int, int], str]:
             try:
                 pooled.hardlink_to(path)
             except FileExistsError:
-                spare.hardlink_to(pooled)
-                if spare.read_bytes() == content:
-                    status = spare.lstat()
-                    spare.replace(path)
-                    spare.unlink(missing_ok=True)  # renaming between two names of the same file does nothing
+                temporary_link.hardlink_to(pooled)
+                if temporary_link.read_bytes() == content:
+                    status = temporary_link.lstat()
+                    temporary_link.replace(path)
+                    temporary_link.unlink(missing_ok=True)  # renaming between two names of the same file does nothing
                 else:  # the pooled file was damaged; digests of environments that link it differ
-                    spare.unlink()
-                    spare.hardlink_to(path)
-                    spare.replace(pooled)
+                    temporary_link.unlink()
+                    temporary_link.hardlink_to(path)
+                    temporary_link.replace(pooled)
             hashes[status.st_dev, status.st_ino] = hashed
     return hashes
 

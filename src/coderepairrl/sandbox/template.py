@@ -1,6 +1,6 @@
-"""A running guest from which others are forked, in a quarter of a start's processor time.
+"""A running guest from which others are forked, for a quarter of a start's processor time.
 
-It runs `guest.main.ForkServer`. Each thread that opens sandboxes has its own, since it dies with its thread.
+It runs `guest.main.ForkServer`. Each thread that opens sandboxes has its own template, which dies with the thread.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Template:
     def _send_fork_request(
         self, guest_end: socket.socket, sizes: Mapping[str, int], archive: Path, group: Cgroup | None, log: Path
     ) -> None:
-        entrances = group.open_entrances() if group is not None else []
+        group_files = group.open_entrances() if group is not None else []
         try:
             with archive.open("rb") as files, log.open("ab") as errors:
                 message = json.dumps({"sizes": dict(sizes)}).encode()
                 socket.send_fds(
-                    self._request_socket, [message], [guest_end.fileno(), files.fileno(), errors.fileno(), *entrances]
+                    self._request_socket, [message], [guest_end.fileno(), files.fileno(), errors.fileno(), *group_files]
                 )
         finally:
-            for descriptor in entrances:
+            for descriptor in group_files:
                 os.close(descriptor)
 
     def try_fork(self, sizes: Mapping[str, int], group: Cgroup | None) -> str:
@@ -106,7 +106,7 @@ class ForkedGuest(GuestProcess):
         self.pidfd = self.take_descriptor()
 
     async def _on_close(self) -> None:
-        # a guest that is still being forked ends when our end is closed: wait until no process holds its own
+        # a guest that is still being forked ends when our end is closed: wait until no process holds its end
         self._guest_end.close()
         if self.pidfd is None:
             with contextlib.suppress(OSError, TimeoutError):

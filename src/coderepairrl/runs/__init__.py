@@ -79,7 +79,7 @@ class RunFolder:
         return data
 
     def create(self, config: str, about: Mapping[str, Any], versions: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Create the folder, config.toml and run.json, also for a run that failed before logging. Raises as
+        """Create the folder, config.toml and run.json; replace a run that failed before logging. Raises as
         `require_free`."""
         self.require_free()
         try:

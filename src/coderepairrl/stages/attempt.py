@@ -42,7 +42,9 @@ def plan_attempt(
             options["select"] = {**{key: value for key, value in select.items() if key != "holdout"}, "split": "test"}
         settings.append(f"eval.options={configs.to_inline(options)}")  # instead of the options of the policy's config
     elif options:
-        raise UsageError(f"{what} is not a task source, {min(options)} not a setting", fix="crrl config lists settings")
+        raise UsageError(
+            f"{what} is not a task source, and {min(options)} is not a setting", fix="crrl config lists settings"
+        )
     settings += ["eval.attempts=1", "eval.tasks=0"]
     policies = [policy] if policy else []
     [planned] = arguments.plan_evaluations(what, settings, policies, output=output or Path(task_id))

@@ -55,6 +55,7 @@ def sample_tokens(
 def _draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
     if logprobs_BV.shape[1] > LARGE:
         ids_B = _draw_from_blocks(logprobs_BV, torch.tensor(draws, dtype=torch.float64).unsqueeze(1))
+        # sampled, but not trainable: with top-k, top-p or min-p
         truncated = [row for row, each in enumerate(samplings) if each.temperature and not each.trainable]
         if truncated:
             ids_B[truncated] = _draw_whole(

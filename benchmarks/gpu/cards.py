@@ -1,13 +1,13 @@
-"""What of a model fits on one GPU of a size, by the plan: the base in 16 bits, in codes for the learner, or for both.
+"""The smallest number of GPUs for a model by GPU size, as the plan estimates it: the base in bf16 or in nf4.
 
     python benchmarks/gpu/cards.py [--sizes 14B 32B] [--memory 24 48 80] [--tokens 10240] [--each]
 
-Adapters of rank 32 in bf16 with checkpointing, episodes of `--tokens`, 16 attempts at once. Of each base, in GB: engine
-(without its cache of keys and values) and learner alone, and the smallest number of GPUs of each size: `turns` is one
-that both have by turns, `1` one that both share, `2+4` two that serve (tensor parallel) and four that learn (`fsdp2`,
-which divides no codes), `-` none of these. `--each` has a row for each size of GPU instead: what engine and learner
-then need of one, how many episodes of full length the cache holds, and what does not fit on one GPU. `--nearest` adds
-what `crrl train --dry-run` proposes where nothing fits. No GPU is needed.
+Adapters of rank 32 in bf16 with checkpointing, episodes of `--tokens`, 16 attempts at once. Each row has a base, the GB
+of engine (without its KV cache) and learner alone, and the smallest number of GPUs of each size: `1` is one GPU that
+both share, `turns` one that they use in turns, `2+4` two that serve (tensor parallel) and four that learn (`fsdp2`,
+which cannot shard quantised weights), `-` none of these. `--each` has a row for each GPU size instead: the GB of engine
+and learner there, how many episodes of full length the cache holds, and which side does not fit on one GPU. `--nearest`
+adds what `crrl train --dry-run` proposes where nothing fits. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate_memory
 from coderepairrl.plan.sizing.learner import RESERVE
 
 BASES = {"bf16": "none", "nf4": "nf4"}
-"""`model.quantise` by what the weights below adapters are."""
+"""`model.quantise` by the format of the frozen weights."""
 TOGETHER = {"1": True, "turns": "turns"}
-"""`engine.share_devices` by the place; others say how many GPUs serve and learn."""
+"""`engine.share_devices` by placement; other placements, `SERVING+LEARNING`, do not share."""
 MANY = (1, 2, 4, 8)
 SHARES = [tenth / 20 for tenth in range(19, 2, -1)]
 
 
 def planned(size: str, base: str, memory: float, place: str, share: float, tokens: int) -> Estimate | None:
-    """A run on GPUs of `memory` GB; None where a setting speaks against it."""
+    """Estimate a run on GPUs of `memory` GB; None where its settings are invalid."""
     shared = TOGETHER.get(place, False)
     serving, learning = (1, 1) if shared else map(int, place.split("+"))
     train = {"lora": True, "precision": "bf16", "gradient_checkpointing": True, "micro_tokens": tokens}
@@ -40,7 +40,7 @@ def planned(size: str, base: str, memory: float, place: str, share: float, token
     args = ["--gpu-memory-utilization", f"{share:g}", "--tensor-parallel-size", f"{serving}"]
     options = {"context": tokens, "slots": 16, "args": args, "dtype": "bfloat16"}
     first = 0 if shared else serving
-    given = Config.model_validate(
+    config = Config.model_validate(
         {
             "run": {"name": "cards"},
             "model": {"path": f"Qwen/Qwen3-{size}", "quantise": BASES[base]},
@@ -50,12 +50,12 @@ def planned(size: str, base: str, memory: float, place: str, share: float, token
             "gpu": {"memory_gb": memory},
         }
     )
-    found = estimate_memory(given, make_learn_settings(given))
+    found = estimate_memory(config, make_learn_settings(config))
     return found if isinstance(found, Estimate) else None
 
 
 def places(base: str) -> list[str]:
-    """Those that are tried, the fewest GPUs first."""
+    """The placements to try, those with the fewest GPUs first."""
     pairs = ((serving, learning) for serving in MANY for learning in (MANY if base == "bf16" else (1,)))
     return [
         *TOGETHER,
@@ -65,7 +65,7 @@ def places(base: str) -> list[str]:
 
 @functools.cache
 def smallest(size: str, base: str, memory: float, tokens: int) -> tuple[str, Estimate | None]:
-    """The place with which it fits, and the run there with the largest share for the engine."""
+    """The first placement that fits, and its estimate with the largest memory share for the engine."""
     for place in places(base):
         for share in SHARES:
             found = planned(size, base, memory, place, share, tokens)
@@ -75,7 +75,7 @@ def smallest(size: str, base: str, memory: float, tokens: int) -> tuple[str, Est
 
 
 def too_large(size: str, base: str, memory: float, tokens: int) -> str:
-    """What does not fit on one GPU: a side by itself, or one only beside the other."""
+    """The sides (engine, learner) that do not fit on one GPU even alone."""
     alone = planned(size, base, memory, "1+1", SHARES[0], tokens)
     assert alone is not None and alone.server is not None
     sides = {

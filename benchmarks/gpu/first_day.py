@@ -1,11 +1,11 @@
-"""The first ten minutes on a GPU: what was never run on one, as one command (docs/guides/first-gpu-day.md).
+"""Checks for the first ten minutes on a GPU, as one command (docs/guides/first-gpu-day.md).
 
     python benchmarks/gpu/first_day.py [--python PYTHON] [--seconds 590] [--only trees learner] [--out first-day.jsonl]
     python benchmarks/gpu/first_day.py --toy        (miniatures, on a CPU too: shows that the script runs)
 
 Each step is a command with a time limit. Weights are random, so nothing is downloaded. A step that has no time left, or
 needs a vLLM that is not installed, is reported as left out. For each step a line of JSON is printed at once and
-appended to `--out`: the command, its exit code, seconds, the most memory taken of the GPU, and the end of its output.
+appended to `--out`: the command, its exit code, seconds, peak GPU memory, and the end of its output.
 Exits with 1 if a step failed.
 """
 
@@ -36,7 +36,7 @@ from learner import TOY  # benchmarks/gpu, where this script is
 BENCHMARKS = Path(__file__).resolve().parents[1]
 SHARE = 'engine.options.args=["--gpu-memory-utilization","0.3"]'
 LEAST = 20
-"""Seconds without which no step begins."""
+"""Least remaining seconds to start a step."""
 SHOWN = 2000
 """Characters of a command's output that are kept, from its end."""
 
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 def list_steps(python: str, work: Path, *, toy: bool) -> list[Step]:
-    """Trees in bf16, and steps 3, 4, 6, 7 and 8 of the guide."""
+    """List trees in bf16, and steps 3, 4, 6, 7 and 8 of the guide."""
     crrl = str(Path(sys.executable).with_name("crrl"))
     gpu, sync = [sys.executable, str(BENCHMARKS / "gpu")], [sys.executable, str(BENCHMARKS / "sync.py")]
     vllm = f"engine.options.python={python}"
@@ -87,7 +87,7 @@ def list_steps(python: str, work: Path, *, toy: bool) -> list[Step]:
 
 
 def write_shape(folder: Path, shape: dict[str, Any]) -> None:
-    """A model folder without weights: `shape`, with the tokenizer of the policy that ships."""
+    """Write a model folder without weights: `shape`, with the tokenizer of the shipped policy."""
     shutil.copytree(models.resolve_model("builtin:tiny").folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     tokens = json.loads((folder / "config.json").read_text())
     kept = {key: value for key, value in tokens.items() if key == "vocab_size" or key.endswith("token_id")}
@@ -95,7 +95,7 @@ def write_shape(folder: Path, shape: dict[str, Any]) -> None:
 
 
 def run(step: Step, seconds: float) -> dict[str, Any]:
-    """The step's exit code, seconds, most memory taken and end of output; its processes are ended after `seconds`."""
+    """Run a step for at most `seconds`: its exit code, seconds, peak GPU memory and the end of its output."""
     began, over, peak = time.monotonic(), threading.Event(), [0.0]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(step.command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -116,10 +116,10 @@ def run(step: Step, seconds: float) -> dict[str, Any]:
 
 
 def watch_memory(over: threading.Event) -> Iterator[float]:
-    """GiB that are taken of the first GPU, twice a second, until `over`."""
+    """Yield the GiB used on the first GPU, twice a second, until `over`."""
     while torch.cuda.is_available() and not over.wait(0.5):
-        left, there = torch.cuda.mem_get_info()
-        yield (there - left) / 2**30
+        free, total = torch.cuda.mem_get_info()
+        yield (total - free) / 2**30
 
 
 def main() -> None:

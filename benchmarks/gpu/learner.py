@@ -4,28 +4,26 @@
     python benchmarks/gpu/learner.py --toy        (a miniature, on a CPU too: shows that the script runs)
 
 Needs torch, transformers, peft and this package. Random weights of Qwen3's shapes, LoRA of rank 32 on all linear
-layers, bf16, gradient checkpointing, AdamW; rows of mixed lengths up to the given one, of which the latter half is
-trained. What does not fit is reported as such, and so is what fails otherwise, which the exit code then says, too. One
-contestant is in memory at a time. Each result is on stderr as soon as it is known; stdout has all of them at the end.
+layers, bf16, gradient checkpointing, AdamW; rows of mixed lengths up to the given one, whose second halves are
+trained. Running out of memory is reported as a result; any other failure also makes the exit code 1. One contestant is
+in memory at a time. Each result is on stderr as soon as it is known; stdout has all of them at the end.
 
-Peak memory stands beside what the plan says of it (`coderepairrl.plan.sizing`, ``crrl train --dry-run``), and
-beside what the driver says is taken of the device, so that a run on a GPU checks the plan and its reserve.
+Peak memory is printed beside the plan's estimate (`coderepairrl.plan.sizing`, ``crrl train --dry-run``) and the
+driver's figure of used device memory, so that a run on a GPU checks the plan and its reserve.
 
 - step, ``packed``: our GSPO step, rows end to end, logits of trained tokens in chunks. ``plain, padded``: transformers'
-  own loss on rows padded to the longest, as many at once as the same budget of tokens holds. ``plain, one by one``: the
+  own loss on rows padded to the longest, as many at once as the same token budget holds. ``plain, one by one``: the
   same, a row at a time.
-- group: our step on eight attempts of one task, prompts of three quarters of the length, 0.25 of their own: ``shared``,
-  with the prompt in common, and ``apart``, with as many tokens and another first token in each, so that nothing is
-  shared.
+- group: our step on eight attempts at one task, each a prompt of three quarters of the length and its own last quarter.
+  ``shared``: all have the same prompt. ``apart``: each has another first token, so that nothing is shared.
 - loss, on the longest row and a model of one layer: ``chunked`` is ours, ``whole`` holds all logits at once, ``plain``
   is transformers' own, ``fused`` liger-kernel's, where it is installed.
-- sync: what the learner writes for an engine, ``adapter`` or merged ``model``, checksum included, beside peft's
+- sync: the learner's files for an engine, ``adapter`` or merged ``model``, checksum included, beside peft's
   save_pretrained of the adapter (``peft``) and of the model with the adapters merged and taken out again
   (``peft, merged``).
 
-Model FLOPs count each product once, recomputation not: of frozen weights forward and the gradient of activations, of
-causal attention half the square. Utilisation is of the device's dense bf16 peak (``--peak`` in TFLOP/s if not known
-here).
+Model FLOPs leave out recomputation: frozen weights count forward and the gradient of activations, causal attention
+half the square. MFU is relative to the device's dense bf16 peak (``--peak`` in TFLOP/s if not known here).
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which torch reads at its first product, whoever's it is
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch reads it at its first matrix product
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -109,7 +107,7 @@ def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
 
 
 def planned(given: Setting, samples: list[Sample]) -> float:
-    """GiB that a step of ours should take, by the plan for its largest micro-batch."""
+    """GiB of our step by the plan, for its largest micro-batch."""
     parts, _ = pack_rank_share(samples, given.learn.micro_tokens)
     tokens = max(len(part.ids_T) for part in parts)
     trained = max(len(part.at_N) for part in parts)
@@ -119,7 +117,7 @@ def planned(given: Setting, samples: list[Sample]) -> float:
 
 
 def rows(count: int, longest: int, vocabulary: int) -> list[Sample]:
-    """Log-normal lengths, as episodes have them; the first is the longest."""
+    """Rows of log-normal lengths, as episodes have them; the first is the longest."""
     draw = random.Random(0)
     made = []
     for number in range(count):
@@ -133,7 +131,7 @@ def rows(count: int, longest: int, vocabulary: int) -> list[Sample]:
 
 
 def group(length: int, vocabulary: int, *, shared: bool) -> list[Sample]:
-    """Attempts at one task, each with its own last quarter, which is trained."""
+    """Rows of attempts at one task, each with its own last quarter, which is trained."""
     draw = random.Random(0)
     prompt = [draw.randrange(GROUP, vocabulary) for _ in range(3 * length // 4)]
     made = []
@@ -147,7 +145,7 @@ def group(length: int, vocabulary: int, *, shared: bool) -> list[Sample]:
 
 
 def flops(config: Qwen3Config, samples: list[Sample]) -> float:
-    """Model FLOPs of a step that trains adapters, whose own are left out."""
+    """Model FLOPs of a step that trains adapters, without those of the adapters."""
     heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     attention = config.hidden_size * width * (2 * heads + 2 * groups)
     weights = config.num_hidden_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
@@ -161,9 +159,9 @@ def flops(config: Qwen3Config, samples: list[Sample]) -> float:
 
 
 def measure(build: Callable[[], Contestant], rounds: int) -> Result:
-    """Median seconds of a run after one that warms up, and the most memory that it held with all it needs."""
-    free()  # of the contestant before
-    torch.use_deterministic_algorithms(False)  # which our learner alone asks for
+    """Median seconds of a run after a warm-up, and peak memory."""
+    free()  # the memory of the contestant before
+    torch.use_deterministic_algorithms(False)  # only our learner turns it on
     try:
         run = build()
         run()
@@ -178,13 +176,13 @@ def measure(build: Callable[[], Contestant], rounds: int) -> Result:
             seconds.append(time.perf_counter() - began)
     except torch.OutOfMemoryError as error:
         return {"failed": f"out of memory: {str(error).split('.')[0]}"}
-    except Exception as error:  # the others still say something
+    except Exception as error:  # the other contestants are still measured
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", "broken": True}
     result: Result = {"seconds": statistics.median(seconds), "peak_gib": None, "device_gib": None}
     if DEVICE.type == "cuda":
-        left, there = torch.cuda.mem_get_info()
-        result |= {"peak_gib": torch.cuda.max_memory_allocated() / 2**30, "device_gib": (there - left) / 2**30}
+        free_bytes, total = torch.cuda.mem_get_info()
+        result |= {"peak_gib": torch.cuda.max_memory_allocated() / 2**30, "device_gib": (total - free_bytes) / 2**30}
     return result
 
 
@@ -193,7 +191,7 @@ def measured(
     rounds: int,
     derive: Callable[[str, Result], Result] = lambda name, result: {},
 ) -> dict[str, Result]:
-    """`measure` of each by its name, with what `derive` makes of it, printed at once: a run may be cut short."""
+    """`measure` each contestant, add what `derive` computes, and print it at once: a run may be cut short."""
     found = {}
     for name, build in contestants.items():
         result = measure(build, rounds)
@@ -203,7 +201,7 @@ def measured(
 
 
 def free() -> None:
-    """Give back what nobody holds any more."""
+    """Free unreferenced memory."""
     gc.collect()
     if DEVICE.type == "cuda":
         torch.cuda.empty_cache()
@@ -286,7 +284,7 @@ def groups(folder: Path, length: int, given: Setting) -> dict[str, Result]:
 
 
 def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
-    """Of all tokens of the longest row, with one layer beneath."""
+    """Measure losses on all tokens of the longest row, with a model of one layer."""
     every = replace(
         longest,
         trained=(False, *[True] * (len(longest.ids) - 1)),
@@ -432,10 +430,10 @@ def main() -> None:
             parser.error("there is no GPU: only --toy makes sense here")
     peak = options.peak or next((peak for name, peak in PEAKS.items() if name in device), None)
     results: list[Result] = []
-    with contextlib.redirect_stdout(sys.stderr):  # packages say what they like while they load
+    with contextlib.redirect_stdout(sys.stderr):  # packages print while they load
         for size in ["toy"] if options.toy else options.sizes:
             try:
-                results += of_size(size, options, peak)
+                results += measure_size(size, options, peak)
             except torch.OutOfMemoryError as error:
                 results.append({"size": size, "failed": f"out of memory: {str(error).split('.')[0]}"})
     report = {"device": device, "torch": torch.__version__, "peak_tflops": peak, "results": results}
@@ -444,8 +442,8 @@ def main() -> None:
         sys.exit(1)
 
 
-def of_size(size: str, options: argparse.Namespace, peak: float | None) -> list[Result]:
-    """Of one model, an entry for each length."""
+def measure_size(size: str, options: argparse.Namespace, peak: float | None) -> list[Result]:
+    """Measure one model size; an entry for each length."""
     given = setting(size, options.micro_tokens, options.rounds)
     entries: list[Result] = []
     with tempfile.TemporaryDirectory(dir=options.scratch) as name:

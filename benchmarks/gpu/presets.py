@@ -1,8 +1,8 @@
-"""What the plan says of every shipped preset: GPUs, memory, seconds of a step, episodes in a GPU-hour, what ends one.
+"""The plan's figures for every shipped preset: GPUs, memory, seconds per step, episodes per GPU-hour, limits.
 
     python benchmarks/gpu/presets.py [KEY=VALUE ...]
 
-Settings given hold for all, say `plan.tokens=5000`; what is assumed of speeds, `crrl train NAME --dry-run` prints. No
+Settings apply to all presets, for example `plan.tokens=5000`; `crrl train NAME --dry-run` prints the assumed speeds. No
 GPU is needed.
 """
 
@@ -25,7 +25,7 @@ NONE = {
 
 
 def table(overrides: Sequence[str] = ()) -> list[str]:
-    """In Markdown, a row for each preset that makes episodes on GPUs."""
+    """Markdown lines: a row for each preset that makes episodes on GPUs."""
     rows: list[Sequence[str]] = [HEAD, ("---",) * len(HEAD)]
     for name in sorted(shipped_configs() - NONE.keys()):
         config = load_config(name, overrides)
@@ -34,7 +34,7 @@ def table(overrides: Sequence[str] = ()) -> list[str]:
 
 
 def left_out() -> str:
-    """A line about those that have no row."""
+    """A line about the presets that have no row."""
     return f"Without a row: {', '.join(f'`{name}` ({why})' for name, why in sorted(NONE.items()))}."
 
 

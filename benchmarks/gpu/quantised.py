@@ -1,11 +1,11 @@
-"""Does a server with a quantised base compute the learner's logprobs? Both on the same numbers.
+"""Does a server with a quantised base compute the same logprobs as the learner?
 
     python benchmarks/gpu/quantised.py --model Qwen/Qwen3-0.6B [--python ~/vllm/bin/python]
     python benchmarks/gpu/quantised.py            (the shipped policy of 1.4 M parameters, on a CPU too)
 
 Prints a line for `plain` weights and for `nf4`: the largest and the mean absolute difference between the logprobs of
-sampled tokens, in nats, and what the rounding itself changes (learner with codes against learner without). Exit code 1
-if a server refused one.
+sampled tokens, in nats, and the effect of rounding itself (learner with quantised weights against learner without).
+Exits with 1 if a server refused a format.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMATS = ("plain", "nf4")
 
 
 async def sampled(engine: EngineSpec, model: Path, vocabulary: int, work: Path) -> tuple[list[list[int]], list[Any]]:
-    """Rows of prompts and replies, and the logprobs of replies by the engine."""
+    """Sample from the engine: rows of prompt and reply, and the logprobs of the replies."""
     server = await engine.start(model, log_dir=work)
 
     async def one(number: int) -> tuple[list[int], list[float]]:
@@ -57,7 +57,7 @@ async def sampled(engine: EngineSpec, model: Path, vocabulary: int, work: Path) 
 
 
 def compared(form: str, source: Path, work: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One format: how far engine and learner are apart, and learner with codes and without."""
+    """Compare engine and learner on one format, and the learner with quantised weights and without."""
     precision = "fp32" if options.engine == "tiny" else "bf16"
     served, quantise = (work / form, "nf4") if form == "nf4" else (source, "none")
     if form == "nf4":

@@ -1,4 +1,4 @@
-"""Does a GPU give the same bits? Steps from the same weights on the same rows, in learners of their own.
+"""Does a GPU give the same bits? The same steps from the same weights, in two learners.
 
     python benchmarks/gpu/repeat.py [--size 0.6B] [--steps 3] [--precision bf16]
     python benchmarks/gpu/repeat.py --toy        (a miniature, on a CPU too)
@@ -23,7 +23,7 @@ from learner import DEVICE, SIZES, build_model, free, rows, setting  # benchmark
 
 
 def checksums(model: Path, work: Path, size: str, steps: int, precision: str) -> list[str]:
-    """Of the trained weights after each step of a learner that starts from the model."""
+    """Checksums of the trained weights after each step of a new learner on the model."""
     given = setting(size, 4096, 1)
     if size in SIZES:
         given = given._replace(learn=given.learn.with_changes(precision=precision))

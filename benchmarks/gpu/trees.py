@@ -1,11 +1,11 @@
-"""Prefix trees on a GPU in bf16: logprobs and gradients of a group as one tree, beside those of its rows one by one.
+"""Prefix trees on a GPU in bf16: logprobs and gradients of a group as one tree, compared with its rows one by one.
 
     python benchmarks/gpu/trees.py [--size 0.6B] [--length 2048]
     python benchmarks/gpu/trees.py --toy        (a miniature, on a CPU too)
 
-Both ways round differently in bf16, so each is compared with the rows in float32. Prints the largest and the mean
-difference of logprobs, and of gradients as a fraction of a tensor's largest. Exits with 1 if the tree is further from
-float32 than `SLACK` times what the rows in bf16 are.
+Both round differently in bf16, so each is compared with the rows in float32. Prints the largest and the mean difference
+of logprobs, and the largest of gradients as a fraction of their tensor's largest. Exits with 1 if an error of the tree
+is more than `SLACK` times that of the rows in bf16.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def compute(model: Path, size: str, batches: list[list[Sample]], precision: str)
     learn = setting(size, 1 << 20, 1).learn.with_changes(precision=precision, gradient_checkpointing=False)
     policy = Policy.load(model, learn, DEVICE)
     for name, parameter in policy.parameters.items():
-        if "lora_B" in name:  # which begins as zeros, so that nothing would reach lora_A
+        if "lora_B" in name:  # it begins as zeros, and then lora_A gets no gradient
             torch.nn.init.normal_(parameter, std=0.02, generator=torch.Generator(DEVICE).manual_seed(0))
     trained = sum(sum(sample.trained) for batch in batches for sample in batch)
     logprobs = []
@@ -49,7 +49,7 @@ def compute(model: Path, size: str, batches: list[list[Sample]], precision: str)
 
 
 def compare(ours: Computed, theirs: Computed) -> dict[str, float]:
-    """How far logprobs are apart, and gradients as a fraction of the largest of their tensor."""
+    """Differences of logprobs, and of gradients as a fraction of the largest of their tensor."""
     logprob_N = (ours[0] - theirs[0]).abs()
     gradient = max(((ours[1][name] - at).abs().max() / at.abs().max()).item() for name, at in theirs[1].items())
     return {"logprob_max": logprob_N.max().item(), "logprob_mean": logprob_N.mean().item(), "gradient_max": gradient}

@@ -1,17 +1,17 @@
-"""One GPU by turns: vLLM sleeps while the learner steps, and what the learner holds is in the host's memory meanwhile.
+"""One GPU in turns: vLLM sleeps while the learner steps; the learner is offloaded to host memory while vLLM serves.
 
     python benchmarks/gpu/turns.py --python ~/vllm/bin/python [--size 4B] [--share 0.85] [--rounds 3]
     python benchmarks/gpu/turns.py --toy        (a miniature, on a CPU alone, where sleeping frees nothing)
 
-What `engine.share_devices=turns` does, without agents: a server with adapters and a learner (LoRA of rank 32, bf16) on
-random weights of Qwen3's shapes, `--requests` of them under way at each switch, as `rollout.max_staleness` leaves them.
-Prints the seconds of each part of a switch, what the driver says is taken of the GPU after each (MiB), the resident
-memory of all processes and what is taken of the host's (the driver's pages may be no process's), how many tokens were
-carried over, and how far the server's logprobs are from the learner's. Exits with 1 if a request was lost.
+Repeats what `engine.share_devices=turns` does, without agents: a server with adapters and a learner (LoRA of rank 32,
+bf16) on random weights of Qwen3's shapes, with `--requests` requests under way at each switch, as with
+`rollout.max_staleness`. Prints the seconds of each part of a switch, the used GPU memory after it by the driver (MiB),
+the resident memory of all processes and the used memory of the host (some pages of the driver belong to no process),
+and the largest difference between the server's and the learner's logprobs. Exits with 1 if a request was lost.
 
-What to look at: ``asleep`` is what a sleeping server leaves on the GPU and ``away`` what a learner leaves; the plan
-takes each for 2 GB (`plan.sizing`), and the moves for 20 GB/s. By how much ``away_host_mib`` is above
-``start_host_mib``: the plan's ``turns.host_gb`` to ``host_at_most_gb``.
+Compare with the plan: ``asleep`` is what a sleeping server leaves on the GPU and ``away`` what a learner leaves, each
+assumed to be 2 GB (`plan.sizing`), with moves at 20 GB/s; ``away_host_mib`` minus ``start_host_mib`` should lie between
+``turns.host_gb`` and ``host_at_most_gb``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from learner import DEVICE, SIZES, build_model, rows, setting  # benchmarks/gpu,
 
 
 class Measured:
-    """Seconds of what is done, and what is taken of the GPU afterwards."""
+    """Seconds and memory after each part of a switch, by name."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
@@ -57,7 +57,7 @@ class Measured:
 
 
 def used() -> int | None:
-    """MiB of the first GPU that are taken, by whomever; None without one."""
+    """MiB used on the first GPU by all processes; None without a GPU."""
     if DEVICE.type != "cuda":
         return None
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
@@ -65,7 +65,7 @@ def used() -> int | None:
 
 
 def resident() -> tuple[int, int]:
-    """MiB that are resident of this process and those below it, and MiB that are taken of the host by whomever."""
+    """Resident MiB of this process and its descendants, and used MiB of the host."""
     own, rss = psutil.Process(), 0
     for process in (own, *own.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
@@ -105,12 +105,12 @@ async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[st
         for number in range(options.rounds):
             measured = Measured()
             began = time.monotonic()
-            asked = [asyncio.ensure_future(reply(engine, p, at, tokens)) for at, p in enumerate(prompts)]
+            requests = [asyncio.ensure_future(reply(engine, p, at, tokens)) for at, p in enumerate(prompts)]
             while (await engine.health())["generated_tokens"] < (number * 2 + 1) * len(prompts) * tokens // 4:
                 await asyncio.sleep(0.05)
-                if all(each.done() for each in asked):
+                if all(each.done() for each in requests):
                     break
-            measured.found["under_way"] = sum(not each.done() for each in asked)
+            measured.found["under_way"] = sum(not each.done() for each in requests)
             await measured("sleep", engine.sleep())
             measured.found["moved_mb"] = round((await measured("reload", learner.reload())) / 1e6)
             await measured("step", learner.step(rows(8, 96 if toy else 2048, given.config.vocab_size)))
@@ -118,7 +118,7 @@ async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[st
             await measured("offload", learner.offload())
             await measured("load", engine.load(*published))
             measured.found["wake_seconds"] = round((await engine.health())["wake_seconds"], 3)
-            answers = await asyncio.gather(*asked)
+            answers = await asyncio.gather(*requests)
             measured.found["lost"] = sum(len(ids) != tokens for ids, _, _ in answers)
             measured.found["tokens_per_second"] = round(len(prompts) * tokens / (time.monotonic() - began), 1)
             mine = await reply(engine, prompts[0], 0, tokens)
@@ -157,7 +157,7 @@ def main() -> None:
         given.config.head_dim = 32  # vLLM's kernels for CPUs know no smaller heads
     with tempfile.TemporaryDirectory() as name:
         model = build_model(given.config, given.dtype, Path(name) / "model")
-        for file in models.find_model_folder("builtin:tiny").glob("*token*"):  # which vLLM wants to see
+        for file in models.find_model_folder("builtin:tiny").glob("*token*"):  # vLLM needs the tokenizer
             shutil.copy(file, model)
         result = asyncio.run(turns(model, Path(name) / "work", options))
     print(json.dumps({"device": str(DEVICE), "size": options.size, **result}))

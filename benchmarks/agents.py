@@ -1,11 +1,11 @@
-"""What the programs of others do to tokens: the table of docs/measurements/agents.md, from one small repair by each.
+"""How other agent programs treat tokens: the table of docs/measurements/agents.md, from one small repair by each.
 
     python benchmarks/agents.py [--outside] [NAME | RECIPE.toml ...]
 
-Every installed program is asked unless some are named, one at a time, at the limits that docs/guides/agents.md
-recommends, and prompted as two families of models. The engine says what a script tells it to, in no time: the seconds,
-by the clock and of processors, are those of the program and its sandbox. With --outside there is none
-(sandbox=unsafe-local), to compare; edits by a path in /workspace fail there.
+Runs every installed program unless some are named, one at a time, at the limits that docs/guides/agents.md
+recommends, with the chat templates of two model families. The engine replays a script in no time: wall-clock and CPU
+seconds are those of the program and its sandbox. --outside runs without a sandbox (sandbox=unsafe-local), to compare;
+edits by a path in /workspace fail there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COLUMNS = (
 
 async def main(names: list[str], outside: bool) -> None:
     """Print the table in Markdown."""
-    sys.path[:0] = [str(TESTS), str(TESTS / "agents"), str(TESTS / "tokens")]  # which have the repairs, and check more
+    sys.path[:0] = [str(TESTS), str(TESTS / "agents"), str(TESTS / "tokens")]  # the scripted repairs are there
     from families import FAMILIES
     from programs import RECOMMENDED, SCRIPTS, learn_vocabulary, play
 
@@ -59,23 +59,23 @@ async def main(names: list[str], outside: bool) -> None:
             folder.chmod(0o755)
             script = SCRIPTS[recipe.agent_label(name)]
             agent = agents.make_agent(name)
-            spent = _processor()
+            spent = _children_cpu_seconds()
             options = {"backend": sandbox.make_backend("unsafe-local")} if outside else {}
             played = await play(agent, script, folder=folder, model=model, context=RECOMMENDED.tokens, **options)
-            print(row(name, family, played, _processor() - spent), flush=True)
+            print(row(name, family, played, _children_cpu_seconds() - spent), flush=True)
 
 
-def _processor() -> float:
-    """Seconds of processors that children of ours have used, and theirs."""
+def _children_cpu_seconds() -> float:
+    """CPU seconds of all descendants that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def row(name: str, family: str, outcome: Any, processor: float) -> str:
-    """One line of the table. `processor`: seconds that the program computed."""
+    """One line of the table. `processor`: CPU seconds of the program."""
     found, episode = recipe.load_recipe(name), outcome.episode
     rows, account = stitch_episode(episode, 1.0, max_tokens=1 << 20)
-    prompts = [len(asked.ids) for at, asked in enumerate(outcome.engine.requests) if at not in episode.side]
+    prompts = [len(request.ids) for at, request in enumerate(outcome.engine.requests) if at not in episode.side]
     values = (
         f"`{recipe.agent_label(name)}`",
         family,

@@ -1,10 +1,10 @@
-"""Algorithms compared on the tiny policy, in simulated episodes: what each has learned after the same steps.
+"""Algorithms compared on the tiny policy, in simulated episodes, after the same number of steps.
 
 ``python benchmarks/algorithms.py FOLDER`` trains each algorithm from each seed, one after the other, on one thread;
-``--table`` prints what is there by now. What is finished is not run again. Tools are simulated, rewards are real (half
-`patch_lines`, half tests, judged in forked processes), and so is the learner. Every step has four minibatches, without
-which all ratios were 1 and most of these algorithms the same. DAPO is without its dynamic sampling, so that all arms
-see as many episodes.
+``--table`` prints the results so far. Finished runs are not repeated. Tools are simulated; rewards (half
+`patch_lines`, half tests, judged in forked processes) and the learner are real. Every step has four minibatches: with
+one, all ratios would be 1 and most of these algorithms the same. DAPO is without its dynamic sampling, so that all arms
+see the same number of episodes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOKENS, TASKS, GROUP, ALPHA = 1024, 8, 8, 0.5
 
 
 def rows(attempts: Sequence[Attempt], rewards: Sequence[float], settings: LearnSettings, version: int) -> list[Sample]:
-    """The rows of a step's attempts, group after group; flat groups have none."""
+    """The training rows of a step's attempts, group after group; groups of equal rewards have none."""
     made = []
     for at in range(0, len(attempts), GROUP):
         group = zip(attempts[at : at + GROUP], rewards[at : at + GROUP], strict=True)
@@ -53,8 +53,8 @@ def rows(attempts: Sequence[Attempt], rewards: Sequence[float], settings: LearnS
     return made
 
 
-def earned(attempts: Sequence[Attempt]) -> list[float]:
-    """Half the lines of the reference patch, half whether tests pass."""
+def compute_rewards(attempts: Sequence[Attempt]) -> list[float]:
+    """Rewards: half `patch_lines`, half whether tests pass."""
     found = scores(attempts, ("patch_lines",))
     return [ALPHA * each["patch_lines"] + (1 - ALPHA) * each["tests"] for each in found]
 
@@ -78,28 +78,28 @@ class Run:
 
     @property
     def weights(self) -> Weights:
-        """Of the policy, as the engine has them."""
+        """The policy's weights in the form that the engine takes."""
         state = self.trainer.policy.model.state_dict()
         return Weights.build(self.config, lambda name: state[name].detach())
 
     def step(self) -> dict[str, float]:
-        """One batch; what it earned, and the learner's metrics."""
+        """Train on one batch; returns its mean reward and the learner's metrics."""
         chosen: list[Exercise] = []
         while len(chosen) < TASKS:
             if (made := make_exercise(self.rng.choice(self.pool), self.rng, True)) is not None:
                 chosen.append(made)
         attempts = self.simulation.run(self.weights, [e for e in chosen for _ in range(GROUP)], 1.0, self.generator)
-        rewards = earned(attempts)
-        made_of = rows(attempts, rewards, self.settings, self.trainer.version)
+        rewards = compute_rewards(attempts)
+        samples = rows(attempts, rewards, self.settings, self.trainer.version)
         tokens = sum(sum(attempt.said) for attempt in attempts)
-        learned = self.trainer.step(made_of, len(attempts), tokens) if made_of else {}
+        learned = self.trainer.step(samples, len(attempts), tokens) if samples else {}
         bounded = learned.get("clip_low", 0.0) + learned.get("clip_high", 0.0)
         return {"reward": fmean(rewards), "bounded": bounded, "grad_norm": learned.get("grad_norm", 0.0)}
 
     def evaluate(self) -> list[float]:
         """The reward of one attempt at each held-out task."""
         attempts = self.simulation.run(self.weights, self.held_out, 1.0, torch.Generator().manual_seed(1))
-        return earned(attempts)
+        return compute_rewards(attempts)
 
 
 def table(folder: Path, arms: Sequence[Algorithm]) -> str:

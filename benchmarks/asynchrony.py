@@ -2,7 +2,7 @@
 
 The real loop (`stages.train`) runs with scripted episodes that only take their time, drawn from a log-normal
 distribution, and a learner that takes a time per step, on a clock that jumps to the next moment at which anything
-happens: what is counted are the waits that the order of work makes, not the machine. The bound is the time of the
+happens: only waits caused by the order of work are counted, not the machine's speed. The bound is the time of the
 slower side alone: all episodes on all slots without a gap, or all steps one after the other.
 
 Run: ``python benchmarks/asynchrony.py [--steps 60] [--seeds 2] [--longest 2 4 8]``.
@@ -33,11 +33,11 @@ from coderepairrl.stages.train import train
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
 TASKS, ATTEMPTS, SLOTS = 4, 8, 16
-"""Of a step; an attempt takes about a second on average, so that the engine needs about two for a step."""
+"""Tasks per step, attempts per task, attempts at once; at about 1 s an attempt, the engine needs about 2 s a step."""
 RATIOS = (0.5, 1.0, 2.0)
-"""The learner's time for a step over the engine's."""
+"""Ratios of the learner's time for a step to the engine's."""
 SPREAD = 1.0
-"""Of the logarithm of an attempt's time, before it is cut: one in a hundred takes six times the mean."""
+"""Standard deviation of the logarithm of an attempt's time, before it is cut: 1 in 100 takes six times the mean."""
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
@@ -57,12 +57,12 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         cast(Any, self)._selector.select = jump
 
     def time(self) -> float:
-        """Seconds since it was made."""
+        """Seconds of simulated time since the loop was made."""
         return self._now
 
 
 class Attempts:
-    """In place of `Rollout`: episodes that take their time, at most `SLOTS` at once."""
+    """Stands in for `Rollout`: episodes only sleep, at most `SLOTS` at once."""
 
     def __init__(self, policy: Learner, longest: float) -> None:
         self.policy, self.longest, self.room, self.busy = policy, longest, asyncio.Semaphore(SLOTS), 0.0
@@ -80,7 +80,7 @@ class Attempts:
 
 
 def episode(planned: PlannedAttempt, version: int, reward: float) -> Episode:
-    """One of a token, sampled by `version`."""
+    """An episode of one token, sampled by `version`."""
     turn = Turn(
         0,
         None,
@@ -102,7 +102,7 @@ def episode(planned: PlannedAttempt, version: int, reward: float) -> Episode:
 
 
 class Learner:
-    """In place of `LivePolicy`: a step takes `seconds`."""
+    """Stands in for `LivePolicy`: a step takes `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.version, self.busy, self.ages = seconds, 0, 0.0, list[int]()
@@ -111,7 +111,7 @@ class Learner:
         """Nothing to restore."""
 
     async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
-        """Take the time."""
+        """Sleep for the time of a step, and note how stale its tokens are."""
         self.ages += [self.version - version for row in made.samples for version in row.versions if version >= 0]
         await asyncio.sleep(self.seconds)
         self.busy += self.seconds
@@ -125,20 +125,20 @@ class Learner:
 
 @dataclass(frozen=True)
 class Waits:
-    """What came of a run."""
+    """Waiting times of a run."""
 
     seconds: float
     over: float
-    """Its time over the bound, minus 1."""
+    """Ratio of its time to the bound, minus 1."""
     engine: float
     learner: float
-    """Shares of its time that they were idle; of the engine, slots."""
+    """Idle shares of its time: of the engine's slots, and of the learner."""
     age: float
     """Mean staleness of a token."""
 
 
 def measure(staleness: int, ratio: float, steps: int, seed: int, longest: float) -> Waits:
-    """One run."""
+    """Simulate one run."""
     with tempfile.TemporaryDirectory() as home, contextlib.closing(JumpingLoop()) as loop:
         return loop.run_until_complete(_run(Path(home), staleness, ratio, steps, seed, longest))
 

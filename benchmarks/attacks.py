@@ -1,11 +1,11 @@
-"""What one session makes others wait: the calls of 16 honest ones alone and beside an attacker, by turns, in one run.
+"""How long one session can delay others: calls of 16 honest sessions, by turns alone and beside an attacker.
 
-Latencies depend on who else uses the processors, and the attacker does. Beside them stands what does not: the processor
-time of one turn of the server's event loop, which is how long everybody waits for somebody else at most.
+Latencies depend on the load of the processors, to which the attacker adds. The CPU time of one turn of the server's
+event loop, printed beside them, does not: it bounds how long one session can make the others wait.
 
 The honest sessions are those of ``benchmarks/gateway.py``: conversations that grow to 8k tokens, in front of an engine
-that answers at once. The attacker has a session of its own, with the same 32,768 tokens and no end of calls, and sends
-one kind of thing, no two texts alike, as fast as it is answered, over four connections. Server, honest clients and
+that answers at once. The attacker has a session of its own, with the same 32,768 tokens and unlimited calls, and sends
+one kind of request, no two texts alike, as fast as it is answered, over four connections. Server, honest clients and
 attacker are a process each.
 
 Run: ``python benchmarks/attacks.py [--rounds 3] [--attacks "2 MB messages" ...]``.
@@ -38,36 +38,36 @@ from gateway import client as converse
 SESSIONS, CALLS, TOKENS, CONNECTIONS = 16, 12, 32_768, 4
 
 
-def _asking(content: str, count: int = 1) -> bytes:
+def _chat_body(content: str, count: int = 1) -> bytes:
     return json.dumps({"model": "policy", "messages": [{"role": "user", "content": content}] * count}).encode()
 
 
-def _called(arguments: str) -> bytes:
+def _tool_call_body(arguments: str) -> bytes:
     call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": arguments}}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
     user = {"role": "user", "content": "a"}
     return json.dumps({"model": "policy", "messages": [user, said, user]}).encode()
 
 
-def _deep() -> bytes:
-    """Half a million numbers below as many brackets as are read."""
-    return _asking("a")[:-1] + b',"x":' + b"[" * 190 + b"0," * 500_000 + b"0" + b"]" * 190 + b"}"
+def _deep_body() -> bytes:
+    """A body of half a million numbers nested as deep as the parser allows."""
+    return _chat_body("a")[:-1] + b',"x":' + b"[" * 190 + b"0," * 500_000 + b"0" + b"]" * 190 + b"}"
 
 
 ATTACKS = {
     "2 MB messages": lambda: [
-        _asking("@@@@@@" + "some words and more " * 100_000),
-        _asking("@@@@@@" + "a" * 2_000_000),
+        _chat_body("@@@@@@" + "some words and more " * 100_000),
+        _chat_body("@@@@@@" + "a" * 2_000_000),
     ],
-    "60 MB messages": lambda: [_asking("some words and more " * 3_000_000)],
-    "70,000 messages in 2 MB": lambda: [_asking("", 70_000)],
-    "deep JSON": lambda: [b'{"a":' * 400_000, b"[" * 2_000_000, _called("[" * 200_000), _deep()],
+    "60 MB messages": lambda: [_chat_body("some words and more " * 3_000_000)],
+    "70,000 messages in 2 MB": lambda: [_chat_body("", 70_000)],
+    "deep JSON": lambda: [b'{"a":' * 400_000, b"[" * 2_000_000, _tool_call_body("[" * 200_000), _deep_body()],
     "half-sent bodies": lambda: [],
 }
 
 
 class Timed(asyncio.SelectorEventLoop):
-    """An event loop that knows the processor seconds of each of its turns."""
+    """An event loop that records the CPU seconds of each of its turns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ async def attack(kind: str, url: str) -> None:
 
 
 async def _half_sent(url: str) -> None:
-    """A body that comes a little at a time, and again when it is closed."""
+    """Send a body a little at a time; reconnect when the server closes."""
     parts = urlsplit(url)
     head = f"POST {parts.path}/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n".encode()
     print("ready", flush=True)
@@ -124,7 +124,7 @@ async def _attacked(kind: str, url: str) -> AsyncIterator[None]:
     try:
         assert process.stdout is not None
         await process.stdout.readline()
-        await asyncio.sleep(2.0)  # until what is started at the first large request is there
+        await asyncio.sleep(2.0)  # workers are started at the first large request
         yield
     finally:
         process.kill()
@@ -150,7 +150,7 @@ async def _honest(gateway: Gateway) -> list[float]:
 
 
 async def serve(rounds: int, kinds: list[str]) -> None:
-    """The gateway in this process, the others in theirs; prints a line for each kind of attack."""
+    """Run the gateway here and its clients in other processes; print a line for each kind of attack."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, Timed)
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +177,7 @@ async def serve(rounds: int, kinds: list[str]) -> None:
 
 
 class _Measured:
-    """Seconds of honest calls, and of the turns of the loop within."""
+    """Seconds of honest calls, and of the loop's turns inside the `with` block."""
 
     def __init__(self, loop: Timed) -> None:
         self.calls: list[float] = []
@@ -190,15 +190,15 @@ class _Measured:
     def __exit__(self, *_: object) -> None:
         self.turns += self._loop.turns
 
-    def told(self) -> tuple[float, float, float, float]:
-        """Milliseconds: median and 99th percentile of calls, and of turns the 99th percentile and the longest."""
+    def summarise(self) -> tuple[float, float, float, float]:
+        """Milliseconds: of calls the median and 99th percentile, of turns the 99th percentile and the longest."""
         calls, turns = (statistics.quantiles(times, n=100) for times in (self.calls, self.turns))
         return calls[49] * 1e3, calls[98] * 1e3, turns[98] * 1e3, max(self.turns) * 1e3
 
 
 def _report(kind: str, alone: _Measured, beside: _Measured, refused: int) -> None:
     load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
-    quiet, loud = alone.told(), beside.told()
+    quiet, loud = alone.summarise(), beside.summarise()
     names = ("p50", "p99", "turn p99", "longest turn")
     pairs = "  ".join(
         f"{name} {before:6.1f} -> {after:6.1f}" for name, before, after in zip(names, quiet, loud, strict=True)

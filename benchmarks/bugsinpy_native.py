@@ -4,8 +4,8 @@
     python benchmarks/bugsinpy_native.py table bugs.jsonl
     python benchmarks/bugsinpy_native.py held bugs.jsonl >src/coderepairrl/tasks/sources/bugsinpy_native.txt
 
-`bugs`: each bug of ``--project``, its reference and no patch at all, with ``workspace=native``. What is in ``--out``
-already is not run again. Commits come from ``--clone``.
+`bugs`: grades each bug of ``--project`` with its reference and with no patch, with ``workspace=native``. Bugs already
+in ``--out`` are not run again. Commits come from ``--clone``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coderepairrl import sandbox, tasks
 from swe_bench_native import ROOM, held, hold_each, table
 
 PROJECTS = "PySnooper,cookiecutter,tqdm,thefuck,youtube-dl,tornado,black,luigi"
-"""Those that need Python packages alone."""
+"""Projects that need nothing but Python packages."""
 
 
 def main() -> None:
@@ -30,16 +30,16 @@ def main() -> None:
     parser.add_argument("--clone", default="https://github.com/{repository}.git")
     parser.add_argument("--jobs", type=int, default=2, help="bugs at a time")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.what == "bugs":
+    options = parser.parse_args()
+    if options.what == "bugs":
         backend = sandbox.make_backend("bwrap", **ROOM)
-        options = {"workspace": "native", "all_native": True, "clone": given.clone}
-        bugs = list(tasks.make_source("bugsinpy", path=str(given.path), project=given.project, **options))
-        first = {bug.environment: bug.id for bug in reversed(bugs)}  # environments are built side by side
+        settings = {"workspace": "native", "all_native": True, "clone": options.clone}
+        bugs = list(tasks.make_source("bugsinpy", path=str(options.path), project=options.project, **settings))
+        first = {bug.environment: bug.id for bug in reversed(bugs)}  # so that environments are built in parallel
         bugs.sort(key=lambda bug: bug.id != first[bug.environment])
-        asyncio.run(hold_each(bugs, backend, given.out, given.jobs))
+        asyncio.run(hold_each(bugs, backend, options.out, options.jobs))
     else:
-        {"table": table, "held": held}[given.what](given)
+        {"table": table, "held": held}[options.what](options)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Plays every cheat against the graders, in the sandbox: ``python benchmarks/cheats.py`` prints a Markdown table.
 
-Those of `tests/grading/cheats.py`, each by every runner that it fools without a witness, and two commands of which one
-prepares the next. A row says what a cheat earns, and whether it passes by the exit code alone: its positive control.
+Plays those of `tests/grading/cheats.py`, each with every runner whose exit code it fools, and tasks of two commands
+where the first prepares the second. A row says how a cheat is graded and, as a positive control, whether it passes by
+the exit code alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Play(NamedTuple):
 
 
 def plays(folder: Path) -> Iterator[Play]:
-    """Every cheat by every runner; the first of a task is its reference, and the second changes nothing."""
+    """Every cheat with every runner, after the two controls of each task."""
 
     def repository(kind: str) -> Repository:
         place = folder / kind.replace(" ", "-")
@@ -85,7 +86,7 @@ def controls(runner: str, task: Task, made: Repository) -> Iterator[Play]:
 
 
 async def row(play: Play, backend: SandboxBackend) -> str:
-    """Grade a cheat, run its commands by their exit codes alone, and write down both."""
+    """Grade a cheat, also by exit codes alone, and format both as a row."""
     passed = not (await grade_apart(backend, play.task, play.patch)).problem
     async with backend.open(play.task) as fresh:
         await fresh.exec(["git", "apply", "-"], stdin=play.patch)
@@ -93,7 +94,7 @@ async def row(play: Play, backend: SandboxBackend) -> str:
             await fresh.write(path, text.encode(), follow=False)
         ended = [await fresh.exec(each.argv, stdin=b"word\n") for each in play.task.checks.commands]
         alone = all(each.ok for each in ended)
-        if play.runner.startswith("node"):  # its tests are named: what it prints is what decides
+        if play.runner.startswith("node"):  # its tests are named: its output decides
             alone = not find_failed_tests(PARSERS["node"](ended[0].output.decode()), play.task.checks.named)
     words = ("fails", "passes")
     earned = words[passed] if passed == (play.name == "the reference") else f"**{words[passed]}**"

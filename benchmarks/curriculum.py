@@ -1,8 +1,8 @@
-"""Orders of tasks compared on the tiny policy: what it takes until the held-out reward is that of uniform epochs.
+"""Task orders compared on the tiny policy: the cost until the held-out reward reaches that of uniform epochs.
 
 ``python benchmarks/curriculum.py FOLDER`` makes a probe of the training tasks once, then runs each arm with each seed
-by ``crrl train``, one at a time; ``--table`` prints what is there by now. What is finished is not run again, what was
-interrupted goes on: the same command any number of times.
+by ``crrl train``, one at a time; ``--table`` prints the results so far. Repeating the command skips finished runs and
+resumes interrupted ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ are all alike (as shipped, with half of the reward for similarity, one in 25 is)
 
 
 def arms(probe: Path) -> dict[str, tuple[str, ...]]:
-    """What each arm does otherwise."""
+    """Settings in which each arm differs."""
     return {
         "uniform": (),
         "easy-first": (f"curriculum.easy_first={{steps={STEPS // 2}}}", f"curriculum.probe={probe}"),
@@ -47,7 +47,7 @@ def arms(probe: Path) -> dict[str, tuple[str, ...]]:
 
 
 class Point(NamedTuple):
-    """An evaluation after `step`: what training had cost until then, and the held-out reward by task."""
+    """An evaluation after `step`: the cost of training until then, and the held-out reward by task."""
 
     step: int
     episodes: int
@@ -56,7 +56,7 @@ class Point(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Over all held-out tasks."""
+        """Mean reward over all held-out tasks."""
         return fmean(self.rewards.values())
 
 
@@ -66,27 +66,27 @@ def crrl(*arguments: str) -> None:
 
 
 def make_probe(folder: Path) -> Path:
-    """`PROBES` attempts at each training task by the policy that all arms begin with."""
+    """Evaluate the initial policy: `PROBES` attempts at each training task; returns the run's folder."""
     target = RunFolder(folder / "probe")
-    if not finished(target):
+    if not is_finished(target):
         resume = ["--resume"] if target.log.exists() else []
         how = ("--attempts", str(PROBES), "--output", str(target.path))
         crrl("eval", "hello", f"eval.options={TRAINED}", "eval.split=train", *how, *resume)
     return target.path
 
 
-def finished(run: RunFolder) -> bool:
-    """Whether the run is at its end."""
+def is_finished(run: RunFolder) -> bool:
+    """Whether the run has ended."""
     return run.log.exists() and any(record["type"] == "end" for record in run.records())
 
 
 def measure(folder: Path) -> None:
-    """Run what is missing, seed by seed, so that the arms have as many."""
+    """Run what is missing, seed by seed, so that all arms have the same seeds."""
     others = arms(make_probe(folder))
     for seed in SEEDS:
         for name, settings in others.items():
             run = RunFolder(folder / f"{name}-{seed}")
-            if not finished(run):
+            if not is_finished(run):
                 resume = ["--resume"] if run.log.exists() else []
                 own = (f"run.name={run.path.name}", f"run.dir={folder}", f"run.seed={seed}")
                 crrl("train", "hello", *own, *COMMON, *settings, *resume)
@@ -111,8 +111,7 @@ def points(run: RunFolder) -> list[Point]:
 
 
 def cost(curve: Sequence[Point], target: float) -> tuple[float, float]:
-    """Episodes and tokens until `curve` is first at `target`, in a straight line between evaluations; infinite if it
-    never is."""
+    """Episodes and tokens until `curve` first reaches `target`, interpolated between evaluations; infinite if never."""
     if curve[0].mean >= target:
         return curve[0].episodes, curve[0].tokens
     for early, late in pairwise(curve):
@@ -124,10 +123,10 @@ def cost(curve: Sequence[Point], target: float) -> tuple[float, float]:
 
 
 def table(folder: Path) -> Iterator[str]:
-    """What there is by now, as Markdown. Arms are compared on the seeds that both have."""
+    """The results so far, as Markdown. Arms are compared on the seeds that both have."""
     names = arms(folder / "probe").keys()
     runs = {(name, seed): RunFolder(folder / f"{name}-{seed}") for name in names for seed in SEEDS}
-    curves = {key: points(run) for key, run in runs.items() if finished(run)}
+    curves = {key: points(run) for key, run in runs.items() if is_finished(run)}
     yield (
         "| arm | seeds | episodes | sampled tokens | informative groups | held-out reward at the end | minus uniform |"
         " episodes, as a part of uniform's, to uniform's last reward | tokens, likewise |"
@@ -163,7 +162,7 @@ def table(folder: Path) -> Iterator[str]:
 
 
 def _mean(values: Sequence[float]) -> str:
-    """Over seeds, with the interval of Student's t; those that never came there are counted apart."""
+    """Mean over seeds with its Student t interval; infinite values are counted apart."""
     known = [value for value in values if math.isfinite(value)]
     mean = str(mean_interval(known, range(len(known)), share=False, least=0.0)) if known else ""
     never = f"{len(values) - len(known)} of {len(values)} never" if len(known) < len(values) else ""

@@ -1,11 +1,11 @@
-"""Tokens per second of the clock and of CPU time: the tiny engine beside transformers' ``model.generate``, in one run.
+"""Tokens per wall-clock and CPU second of the tiny engine and of transformers' ``model.generate``, in one run.
 
     python benchmarks/engine.py [--repeat 5] [--json]
 
-The same random Qwen3 of about a million parameters on the same distinct prompts, greedy, one torch thread each.
-`generate` runs in this process, the engine in its child, frames and event loop included; repetitions alternate, so
-that a busy machine slows both. CPU time is user and system time of this process and of the child, whoever works. Every
-repetition draws new prompts: nothing is served from a prefix.
+Both sample greedily from one random Qwen3 of about a million parameters on the same prompts, one torch thread each.
+`generate` runs in this process, the engine in a child process, its protocol and event loop included; repetitions
+alternate, so that a busy machine slows both. CPU time is user and system time of both processes. Every repetition draws
+new prompts: nothing is served from the prefix cache.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Rate(NamedTuple):
 
 
 class Clock:
-    """Runs from when it is made. CPU time is counted in hundredths of a second, as the kernel shows that of a child."""
+    """Starts when constructed. CPU time has a resolution of 0.01 s, as the kernel shows that of a child."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), cpu_seconds()
 
     def rate(self, tokens: int) -> Rate:
-        """`tokens` over the time since."""
+        """`tokens` divided by the time since the start."""
         return Rate(tokens / (time.perf_counter() - self._wall), tokens / max(0.01, cpu_seconds() - self._cpu))
 
 

@@ -1,12 +1,12 @@
-"""`crrl eval` on a real benchmark, where the answer is known: is the share of repaired tasks found again?
+"""`crrl eval` on a real benchmark with a known answer: does it report the share of tasks that were repaired?
 
     python benchmarks/evaluate_real.py --work FOLDER quixbugs path=quixbugs_python.jsonl
     python benchmarks/evaluate_real.py --work FOLDER swe_bench path=verified.jsonl.gz workspace=native clone=...
 
-The tasks are evaluated twice, through the agent Nano, by a model of 16,384 positions: its engine replays the reference
-of some of the tasks, drawn by the hash of their ids (`--share`), and says of the others that it is done; then random
-weights sample. The share of the first must lie in the interval that `crrl eval` prints; the other repairs nothing. Exit
-code 1 where one of them does not hold.
+The tasks are evaluated twice through the agent Nano, with a context of 16,384 tokens. First an engine replays the
+reference of a share of the tasks (`--share`), drawn by the hash of their ids, and replies "Done." to the others; then
+random weights sample. `crrl eval` must print an interval that holds the share, then exactly 0; the exit code is 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LIMITS = (
 
 
 class Known(EngineSpec):
-    """An engine that applies a known patch where it is asked for one of the `repairs`: a JSON file, prompt to patch."""
+    """An engine that applies the patch of a known prompt. `repairs`: a JSON file, prompt to patch."""
 
     name = "known"
 
@@ -68,7 +68,7 @@ class Known(EngineSpec):
 
 
 def evaluate(work: Path, name: str, words: Sequence[str]) -> tuple[float, float, float, float]:
-    """The share resolved, the ends of its interval, and the seconds of the clock."""
+    """Run `crrl eval`: the share resolved, the ends of its interval, and wall-clock seconds."""
     began = time.monotonic()
     command = [sys.executable, "-m", "coderepairrl.cli", "eval", *words, "--policy", str(work / "model")]
     command += [*LIMITS, "-o", str(work / name)]
@@ -84,25 +84,25 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=0.4, help="of the tasks, repaired as published")
     parser.add_argument("source")
     parser.add_argument("options", nargs="*", metavar="KEY=VALUE")
-    given = parser.parse_args()
-    given.work.mkdir(parents=True)
-    model(given.work / "model")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True)
+    model(options.work / "model")
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(given.work / "model")).save_pretrained(
-        given.work / "model"
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(options.work / "model")).save_pretrained(
+        options.work / "model"
     )
-    made = tasks.make_source(given.source, **parse_options(given.options))
+    made = tasks.make_source(options.source, **parse_options(options.options))
     test = sorted((task for task in made if task.split == "test"), key=lambda each: each.id)
     by_hash = sorted(test, key=lambda each: hashlib.sha256(each.id.encode()).hexdigest())
-    repaired = by_hash[: round(given.share * len(test))]
+    repaired = by_hash[: round(options.share * len(test))]
     repairs = {each.prompt.strip(): each.reference.decode() for each in repaired}
-    (given.work / "repairs.json").write_text(json.dumps(repairs))
-    replay = ["engine.name=evaluate_real:Known", f"engine.options.repairs={given.work / 'repairs.json'}"]
-    words = [given.source, *given.options]
-    value, low, high, seconds = evaluate(given.work, "replay", [*words, *replay, "rollout.turn_tokens=12000"])
+    (options.work / "repairs.json").write_text(json.dumps(repairs))
+    replay = ["engine.name=evaluate_real:Known", f"engine.options.repairs={options.work / 'repairs.json'}"]
+    words = [options.source, *options.options]
+    value, low, high, seconds = evaluate(options.work, "replay", [*words, *replay, "rollout.turn_tokens=12000"])
     print(f"\n{len(repaired)} of {len(test)} repaired: found {value:.3f} [{low:.3f}, {high:.3f}] in {seconds:.0f} s")
     right = low <= len(repaired) / len(test) <= high
-    value, low, high, seconds = evaluate(given.work, "random", [*words, "rollout.turn_tokens=256"])
+    value, low, high, seconds = evaluate(options.work, "random", [*words, "rollout.turn_tokens=256"])
     print(f"\nrandom weights: {value:.3f} [{low:.3f}, {high:.3f}] in {seconds:.0f} s")
     return 0 if right and value == 0.0 else 1
 

@@ -1,4 +1,4 @@
-"""What the gateway costs per call: 32 sessions at once, an instant engine, against an echo server in the same run.
+"""Cost of the gateway per call: 32 sessions at once, an instant engine, against an echo server in the same run.
 
 Every session is a conversation that grows to about 8k tokens, call by call. The echo server (aiohttp, too) parses
 the same bodies and answers with a short message. The same client, in a process of its own, calls both in
@@ -97,7 +97,7 @@ async def _echo(request: web.Request) -> web.Response:
 
 
 async def serve(sessions: int, calls: int) -> None:
-    """Both servers in one process; a client in another; prints the comparison."""
+    """Run both servers in this process and a client in another; print the comparison."""
     with tempfile.TemporaryDirectory() as folder:
         codec = tokens.load_codec(_model(Path(folder)))
     end = codec.stop_ids[0]
@@ -156,7 +156,7 @@ def _report(times: dict[str, list[float]], spent: dict[str, float], longest: int
 
 
 def _parts(codec: tokens.Codec, reply: list[int], calls: int) -> None:
-    """What a call at the end of a conversation is made of, and what rendering all of it would cost."""
+    """Print the cost of each part of the last call of a conversation, and of rendering all of it."""
     messages = _messages(calls)
     raw = json.dumps({"model": "policy", "messages": messages, "tools": [TOOL]}).encode()
     before, output = codec.render(messages[:-2], [TOOL]), codec.encode("I look.")
@@ -171,7 +171,7 @@ def _parts(codec: tokens.Codec, reply: list[int], calls: int) -> None:
         stream.close()
 
     def report(name: str, what: Callable[[], object]) -> float:
-        taken = _best(what)
+        taken = _measure_best(what)
         print(f"  {name:52} {taken * 1e3:6.2f} ms")
         return taken
 
@@ -198,7 +198,7 @@ def _name(body: bytes) -> str:
 
 
 async def _memory(gateway: Gateway, calls: int) -> None:
-    """Bytes that a turn leaves behind, in the first half of a conversation of twice the length and in the second."""
+    """Print the memory that a turn leaves allocated, in each half of a conversation of `2 * calls` turns."""
     session = gateway.open("long", limits=Limits(calls=2 * calls, tokens=1 << 20, seconds=600.0), seed=0)
     messages, held = _messages(1), [0]
     tracemalloc.start()
@@ -215,7 +215,7 @@ async def _memory(gateway: Gateway, calls: int) -> None:
     print(f"memory per turn of 700 tokens: {first:.0f} KiB of the first {calls}, {second:.0f} KiB of the next")
 
 
-def _best(what: Callable[[], object]) -> float:
+def _measure_best(what: Callable[[], object]) -> float:
     taken = []
     for _ in range(20):
         start = time.perf_counter()
@@ -237,7 +237,7 @@ def _messages(calls: int) -> list[dict[str, Any]]:
 
 
 async def client(urls: list[str], calls: int) -> list[float]:
-    """Every URL's conversation at the same time; seconds per call."""
+    """Hold the conversations of all URLs at the same time; returns the seconds of each call."""
     taken: list[float] = []
 
     async def converse(http: aiohttp.ClientSession, url: str) -> None:
@@ -250,7 +250,7 @@ async def client(urls: list[str], calls: int) -> list[float]:
                 data = await response.read()
             taken.append(time.perf_counter() - start)
             messages.append(json.loads(data)["choices"][0]["message"])
-            # no two results are equal: none is known from another session
+            # no two results are equal, so that none is cached from another session
             messages.append({"role": "tool", "tool_call_id": "c", "content": f"{random.random()}{_result(number)}"})
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:

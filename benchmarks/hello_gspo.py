@@ -1,10 +1,10 @@
-"""What reinforcement learning can do for the tiny policy, in simulated episodes: a quick search for settings.
+"""Reinforcement learning of the tiny policy in simulated episodes: a quick search for settings.
 
 ``python benchmarks/hello_gspo.py [KEY=VALUE ...]`` is `crrl hello` with these settings, in one thread and a third of
 its CPU time: tasks, their order, rewards and the learner are its own, agent and tools are simulated, and checks are run
-in forked processes. It measures on the pairs of the split ``test`` that `crrl hello` does *not* evaluate on, each with
-its line quoted and not, before and after, sampled and greedy: settings are chosen on other tasks than they are judged
-on. Numbers of this script are a guide for the shipped config.
+in forked processes. It measures on the mutants of the split ``test`` that `crrl hello` does *not* evaluate on, with the
+broken line quoted and not, before and after, sampled and greedy: settings are chosen on other tasks than they are
+judged on. Numbers of this script are a guide for the shipped config.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PATCHES = {reward.name: reward() for reward in (PatchEdits, PatchLines)}
 
 
 def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str, float]]:
-    """For each attempt tests, empty patch, limit, and the rewards that it is paid, by name."""
+    """Scores of each attempt by name: tests, empty, limit, repeats, and the patch rewards among `paid`."""
     by_name = {(f.module, f.name): f for f in load_corpus_functions()}
     jobs = []
     for attempt in attempts:
@@ -103,17 +103,17 @@ class Experiment:
         self.consumed: set[str] = set()
 
     def exercise(self, task: str) -> Exercise | None:
-        """That of a task of the source ``mutants`` with its default seed."""
+        """The exercise of a task of the source ``mutants`` with its default seed."""
         mutant, quoted = self.exercises[task]
         return make_exercise(mutant, Random(f"{mutant.key}/0"), quoted)
 
     def weights(self) -> Weights:
-        """The policy as it is now."""
+        """The policy's current weights."""
         tensors = self.trainer.policy.model.state_dict()
         return Weights.build(self.shape, lambda name: tensors[name].detach())
 
     def measure(self, attempts: int) -> dict[str, list[dict[str, float]]]:
-        """Scores by kind and temperature, task by task, several sampled attempts as their mean."""
+        """Scores of each held-out task by temperature and kind, averaged over its attempts."""
         weights, found = self.weights(), {}
         for kind, exercises in self.held_out.items():
             for name, temperature, count in (("sampled", 1.0, attempts), ("greedy", 0.0, 1)):
@@ -125,7 +125,7 @@ class Experiment:
         return found
 
     def groups(self) -> list[Group]:
-        """Attempts at the tasks of a step, as `stages.train.attempt_tasks` chooses them."""
+        """Attempt the tasks of a step, chosen as `stages.train.attempt_tasks` does."""
         size, weights, made = self.config.rollout.group_size, self.weights(), list[Group]()
         while wanted := count_missing_groups(made, self.config):
             taken = [group.task.id for group in made]
@@ -141,7 +141,7 @@ class Experiment:
         return made
 
     def step(self) -> dict[str, float]:
-        """One step of the run, and what its episodes did."""
+        """Make one step of the run; returns metrics of its episodes."""
         began = time.process_time()
         episodes = list_episodes(self.groups())
         sampled = time.process_time()
@@ -165,7 +165,7 @@ def _episode(
 ) -> Episode:
     turns = list[Turn]()
     spans = [[*span] for _, span in groupby(range(len(attempt.ids)), lambda at: attempt.said[at])]
-    for before, own in zip(spans[::2], spans[1::2], strict=False):  # a last answer to which nothing was said is left
+    for before, own in zip(spans[::2], spans[1::2], strict=False):  # an unanswered last prompt is left out
         given = TokenSpan(tuple(attempt.ids[at] for at in before), Origin.GIVEN)
         ids, logprobs = (tuple(column[at] for at in own) for column in (attempt.ids, attempt.logprobs))
         output = TokenSpan(ids, Origin.POLICY, logprobs)
@@ -193,8 +193,8 @@ def main() -> None:
     """Measure, train, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", type=int, default=2, help="sampled attempts at each held-out task")
-    parser.add_argument("--every", type=int, default=0, help="measure every so many steps, too")
-    parser.add_argument("--before", type=Path, help="what an earlier call measured before, of the same model")
+    parser.add_argument("--every", type=int, default=0, help="also measure every N steps")
+    parser.add_argument("--before", type=Path, help="before.json of an earlier call with the same model")
     parser.add_argument("--out", type=Path, help="folder for the measurements and the weights")
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE, as of `crrl hello`")
     options = parser.parse_args()

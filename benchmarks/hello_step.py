@@ -1,16 +1,16 @@
-"""Processor time of a step of `crrl hello`, by stage, in one run.
+"""CPU time of a step of `crrl hello`, by stage.
 
     python benchmarks/hello_step.py [--steps 6] [--rounds 3] [--against OTHER/.venv/bin/crrl] [KEY=VALUE ...]
 
-Short runs without evaluations, each a process of its own. With `--against` those of another version take turns with
-those of this one; with KEY=VALUE those with these settings do. Seconds are CPU seconds a step, from the end of the
-second step, when everything is loaded and warm, to that of the last: means over the steps, and over rounds.
+Short runs without evaluations, each a process of its own. With `--against` runs of another version alternate with runs
+of this one; with KEY=VALUE so do runs with these settings. Seconds are CPU seconds a step, from the end of the second
+step, when everything is loaded and warm, to the end of the last: means over steps and rounds.
 
 - ``controller``: gateway, agents, rewards and the log; its own threads.
-- ``engine`` and ``learner``: these processes.
+- ``engine`` and ``learner``: their processes.
 - ``sandbox``: everything else: bubblewrap, guests, what they run, git.
 
-`wall` are seconds of the clock: on a busy machine they say little.
+``wall`` is wall-clock seconds: on a busy machine they say little.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SHORT = ("eval.before=false", "eval.after=false", "run.checkpoint_every=1000", "
 STAGES = ("sandbox", "learner", "engine", "controller")
 NAMED = {b"coderepairrl.engines.tiny.server": "engine", b"coderepairrl.learn.learner": "learner"}
 FIRST = 2
-"""Steps that are not measured."""
+"""Steps before the measured ones."""
 
 
 def measured(command: Sequence[str], steps: int) -> dict[str, float]:
-    """Seconds a step by stage, and of the clock."""
+    """Run `command`: CPU seconds a step by stage, and wall-clock seconds."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"run.dir={folder}", f"run.steps={FIRST + steps}", *SHORT]
         with subprocess.Popen([*command, *settings], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
@@ -49,14 +49,14 @@ def measured(command: Sequence[str], steps: int) -> dict[str, float]:
 
 
 def used_after(metrics: Path, step: int, run: subprocess.Popen[bytes]) -> dict[str, float]:
-    """What was used when `step` was done."""
+    """Wait for the end of `step`; returns `used` there."""
     while run.poll() is None and not (metrics.exists() and f'"step": {step},' in metrics.read_text()):
         time.sleep(0.02)
     return used(run.pid)
 
 
 def used(root: int) -> dict[str, float]:
-    """CPU seconds of `root` and what it started, by stage, with what has ended; and what the clock shows."""
+    """CPU seconds of `root` and its descendants (ended ones included) by stage, and the clock's time."""
     parents: dict[int, int] = {}
     own: dict[int, int] = {}
     ended: dict[int, int] = {}
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", help="crrl of another version")
     parser.add_argument("--json", action="store_true", help="every round, on the last line")
-    parser.add_argument("settings", nargs="*", help="KEY=VALUE, of one of two contestants")
+    parser.add_argument("settings", nargs="*", help="KEY=VALUE of a second contestant")
     options = parser.parse_args()
     contestants = {"this": [CRRL, "hello"]}
     if options.against:

@@ -1,11 +1,11 @@
-"""What an image costs without Docker: to unpack it, another one like it, and to open 1 and 32 sandboxes on it; and
-what the same repository costs among this machine's programs.
+"""Cost of an image without Docker: unpacking it and a similar one, opening 1 and 32 sandboxes on it, and the same for
+sandboxes on a git commit.
 
     python benchmarks/images.py [--mib 200] [--sandboxes 32] [--small]
 
 The image is made of this machine's ``/usr/bin`` and libraries, in two layers, and of a git repository of `--mib` MiB in
-``/testbed``; a second one differs in a further layer. Beside it what ``tar`` (which reads the same layers one upon the
-other, and knows no whiteouts) and Podman, where it is installed, take for the same layers. All in a temporary folder.
+``/testbed``; a second one has a further layer. ``tar`` (which unpacks the layers one upon the other and ignores
+whiteouts) and Podman, where it is installed, are timed on the same layers. All in a temporary folder.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ PROGRAMS = """bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod stat head t
     false printf echo test sed awk grep find xargs tee tar gzip git ps kill id uname basename dirname readlink diff
     which locale timeout nproc expr mktemp patch seq cmp od getconf realpath"""
 COPIES = 4
-"""Of the repository, in memory: what overlays save."""
+"""Sandboxes that copy the repository into memory, to show what overlays save."""
 _ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def programs(root: Path, pythons: Iterable[Path]) -> None:
-    """This machine's programs, with the libraries that they and the modules of `pythons` load, in `root`."""
+    """Copy this machine's programs to `root`, with the libraries that they and the modules of `pythons` load."""
     found = [path for name in PROGRAMS.split() if (path := shutil.which(name, path="/usr/bin:/bin"))]
     files = {Path(path).resolve() for path in found} | {Path("/usr/lib/locale/C.utf8")}
     for path in (*found, *(module for python in pythons for module in python.rglob("lib-dynload/*.so"))):
@@ -72,7 +72,7 @@ def layer_of(root: Path, parts: list[str]) -> bytes:
 
 
 def repository(root: Path, mib: int) -> bytes:
-    """A layer with a repository of files that nothing compresses."""
+    """A layer with a repository of incompressible files."""
     testbed = root / "testbed"
     for number in range(mib * 8):
         (testbed / f"d{number % 50}").mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class Layout:
 
 
 def used(folder: Path) -> int:
-    """MiB on the disk, each file once."""
+    """MiB on disk, hard links counted once."""
     return int(subprocess.run(["du", "-sm", folder], capture_output=True, text=True).stdout.split()[0])
 
 
@@ -142,19 +142,19 @@ def available() -> float:
 
 
 class Timer:
-    """Prints what passed since the last line: of the clock, and of the CPU, all that was started included."""
+    """Prints wall-clock and CPU seconds since the last line; the CPU seconds include ended children."""
 
     def __init__(self) -> None:
-        self.without_traceback()
+        self.restart()
 
-    def without_traceback(self) -> None:
+    def restart(self) -> None:
         self.clock, self.cpu = time.perf_counter(), self._cpu()
 
     def line(self, what: str, more: str = "") -> None:
         print(
             f"| {what} | {time.perf_counter() - self.clock:.2f} | {self._cpu() - self.cpu:.2f} | {more} |", flush=True
         )
-        self.without_traceback()
+        self.restart()
 
     def _cpu(self) -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -165,10 +165,10 @@ timer = Timer()
 
 
 def others(layout: Layout, work: Path) -> None:
-    """What tar and Podman take for the first image."""
+    """Time tar and Podman on the first image."""
     plain = work / "tar"
     plain.mkdir()
-    timer.without_traceback()
+    timer.restart()
     manifest = json.loads((layout.folder / "blobs" / str(layout.entries[0]["digest"]).replace(":", "/")).read_text())
     for layer in manifest["layers"]:
         blob = layout.folder / "blobs" / layer["digest"].replace(":", "/")
@@ -178,7 +178,7 @@ def others(layout: Layout, work: Path) -> None:
     if os.geteuid() == 0 and shutil.which("podman"):
         home = work / "podman"
         flags = [f"--root={home}/root", f"--runroot={home}/run", f"--tmpdir={home}/tmp"]
-        timer.without_traceback()
+        timer.restart()
         subprocess.run(["podman", *flags, "pull", "-q", f"oci:{layout.folder}:first"], check=True, capture_output=True)
         timer.line("podman pull", f"{used(home)} MiB")
         for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
@@ -187,36 +187,36 @@ def others(layout: Layout, work: Path) -> None:
 
 
 async def sandboxes(title: str, workspace: str, many: int, *, copy: bool = False) -> None:
-    """Open one, one more and `many` sandboxes, in each of which one file is written then, and its status asked."""
+    """Time sandboxes: one with git status and diff, one more, and `many` at once with a written file and git status."""
     backend = make_backend("bwrap", copy=copy)
     backend.require()
     task = Task("t", "", "", workspace, b"")
-    timer.without_traceback()
+    timer.restart()
     async with backend.open(task) as box:
         timer.line(f"{title}: open the first sandbox")
         for what in ("first", "second"):
-            timer.without_traceback()
+            timer.restart()
             done = await box.exec(["git", "status", "--porcelain"])
             assert done.ok, done.output
             timer.line(f"`git status` inside, {what}")
         await box.exec(["bash", "-c", "echo x > d1/new"])
-        timer.without_traceback()
+        timer.restart()
         patch = await box.diff()
         timer.line("its diff", f"{len(patch)} bytes")
-    timer.without_traceback()
+    timer.restart()
     async with backend.open(task):
         timer.line("open one more")
     before = available()
-    timer.without_traceback()
+    timer.restart()
     async with AsyncExitStack() as stack:
         opened = await asyncio.gather(*(stack.enter_async_context(backend.open(task)) for _ in range(many)))
         timer.line(f"{title}: open {many} at once", f"{(before - available()) / many:.1f} MiB of memory each")
-        timer.without_traceback()
+        timer.restart()
         command = ["bash", "-c", "echo x > new; git status -s"]
         results = await asyncio.gather(*(box.exec(command, timeout=600) for box in opened))
         assert all(each.output == b"?? new\n" for each in results), results
         timer.line("a file and `git status` in each", f"{(before - available()) / many:.1f} MiB of memory each")
-        timer.without_traceback()
+        timer.restart()
     timer.line("close them")
     backend.close()
 
@@ -226,40 +226,40 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=200, help="of the repository")
     parser.add_argument("--sandboxes", type=int, default=32, help="at once")
     parser.add_argument("--small", action="store_true", help="an image of few programs, and nothing but the sandboxes")
-    given = parser.parse_args()
+    options = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="crrl-images-benchmark-"))
     work.chmod(0o755)
     os.environ["CRRL_CACHE"] = str(work / "cache")
     try:
         layout = Layout(work / "oci")
-        if given.small:
+        if options.small:
             programs(work / "programs", ())
             base = [layer_of(work / "programs", [path.name for path in (work / "programs").iterdir()])]
         else:
             base = [layer_of(Path("/"), parts) for parts in PARTS]
-        layers = [*base, repository(work / "root", given.mib)]
+        layers = [*base, repository(work / "root", options.mib)]
         first = layout.image(layers, "first")
         size = sum(map(len, layers)) >> 20
         print(f"{size} MiB in {len(layers)} layers, {used(layout.folder)} MiB compressed, on {os.cpu_count()} CPUs\n")
         print("| | seconds | CPU-s | |\n|---|---|---|---|")
-        if given.small:
+        if options.small:
             prepare_images([first])
         else:
             second = layout.image([*layers, extra()], "second")
             others(layout, work)
-            timer.without_traceback()
+            timer.restart()
             [ready] = prepare_images([first])
             files = (ready.image.report or {})["files"]
             timer.line("prepare the image", f"{used(work / 'cache')} MiB, {files} files")
-            timer.without_traceback()
+            timer.restart()
             prepare_images([second])
             timer.line("prepare a second one like it", f"both {used(work / 'cache')} MiB")
         del layers
         testbed = work / "root/testbed"
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=testbed, capture_output=True, text=True, check=True)
         native = f"git:{testbed}@{commit.stdout.strip()}"
-        asyncio.run(sandboxes("image", f"image:{first}", given.sandboxes))
-        asyncio.run(sandboxes("commit", native, given.sandboxes))
+        asyncio.run(sandboxes("image", f"image:{first}", options.sandboxes))
+        asyncio.run(sandboxes("commit", native, options.sandboxes))
         asyncio.run(sandboxes(f"commit, copied ({COPIES})", native, COPIES, copy=True))
     finally:
         subprocess.run(["rm", "-rf", work], check=True)

@@ -1,9 +1,9 @@
-"""Kinds of tasks on the tiny policy: does each learn from its reward, and does it help or harm to mix them?
+"""Kinds of tasks on the tiny policy: can each be learned from its reward, and does mixing them help or harm?
 
 ``python benchmarks/kinds.py FOLDER`` makes miniatures and demonstrations (`workshop.tiny.kinds`), fine-tunes
-``builtin:tiny`` on them once, and goes on by ``crrl train``, seed by seed: each kind alone, and all of them mixed, in
-steps that have as many episodes of each kind. What is finished is not run again, what was interrupted goes on: the
-same command any number of times. ``--table`` prints what is there by now.
+``builtin:tiny`` on them once, then runs ``crrl train``, seed by seed: each kind alone, and all mixed, with the same
+number of episodes of each kind in a step. Repeating the command skips finished runs and resumes interrupted ones.
+``--table`` prints the results so far.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from workshop.tiny.prompt import AGENT_OPTIONS
 
 SEEDS = (0, 1)
 STEPS, TASKS, GROUP = 40, 4, 8
-"""Updates, and of each kind in one of them tasks and attempts at each."""
+"""Steps, tasks of each kind in a step, attempts at each."""
 SECONDS = 300
-"""For an attempt: whether the machine is busy is nothing to be measured by."""
+"""Limit of an attempt, high enough for a busy machine."""
 MIXED = "mixed"
 USUAL = ("detect", "repair", "implement")
-"""Without ``tools``, which `crrl hello` is about."""
+"""All kinds but ``tools``, which `crrl hello` trains."""
 RATE = 3e-4
-"""Half of that of `crrl hello`: at 6e-4 ``repair`` fell to nothing."""
+"""Learning rate, half of that of `crrl hello`: at 6e-4 the reward of ``repair`` fell to nothing."""
 ALONE = {"agent": {"name": "direct", "options": {"system": "", "files": "none"}}}
 KIND: Mapping[str, Mapping[str, Any]] = {
     "detect": {**ALONE, "reward": {"label": 1.0}, "turn_tokens": 24},
@@ -58,13 +58,13 @@ def crrl(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "coderepairrl.cli", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def finished(run: RunFolder) -> bool:
-    """Whether the run is at its end."""
+def is_finished(run: RunFolder) -> bool:
+    """Whether the run has ended."""
     return run.log.exists() and any(record["type"] == "end" for record in run.records())
 
 
 def toml(value: Any) -> str:
-    """`value` on one line."""
+    """`value` in TOML on one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -73,7 +73,7 @@ def toml(value: Any) -> str:
 
 
 def recipe(data: Path, of: Sequence[str]) -> Path:
-    """The file of a run of the kinds `of`, beside their tasks in `data`, as are its held-out tasks."""
+    """Write the config of a run of the kinds `of`, and its held-out tasks, to `data`, where the tasks are."""
     held_out, file = (data / f"{'-'.join(of)}.{what}" for what in ("test.jsonl", "toml"))
     write_jsonl([task for kind in of for task in JsonlSource(data / f"{kind}.jsonl", split="test")], held_out)
     sources = [{"source": "jsonl", "options": {"path": str(data / f"{kind}.jsonl"), "split": "train"}} for kind in of]
@@ -91,24 +91,24 @@ def recipe(data: Path, of: Sequence[str]) -> Path:
     return file
 
 
-def fine_tuned(run: Path, model: str, examples: Sequence[Path]) -> None:
-    """Fine-tune `model` on `examples`, unless it was done."""
-    if not finished(RunFolder(run)):
+def fine_tune(run: Path, model: str, examples: Sequence[Path]) -> None:
+    """Fine-tune `model` on `examples` unless the run has ended."""
+    if not is_finished(RunFolder(run)):
         resume = ["--resume"] if RunFolder(run).log.exists() else []
         where = (f"run.dir={run.parent}", f"run.name={run.name}", f"model.path={model}")
         crrl("sft", "sft-tiny", *where, f"data.paths={toml(list(map(str, examples)))}", *WARM_START, *resume)
 
 
 def measure(folder: Path, of: Sequence[str]) -> None:
-    """Run what is missing, seed by seed, so that the arms have as many."""
+    """Run what is missing, seed by seed, so that all arms have the same seeds."""
     data, warm = folder / "data", folder / "warm"
     if not all((data / f"{kind}.parquet").exists() for kind in of):
         kinds.make(data, of)
-    fine_tuned(warm, "builtin:tiny", [data / f"{kind}.parquet" for kind in of])
+    fine_tune(warm, "builtin:tiny", [data / f"{kind}.parquet" for kind in of])
     for seed in SEEDS:
         for name, own in arms(of).items():
             run = RunFolder(folder / f"{name}-{seed}")
-            if not finished(run):
+            if not is_finished(run):
                 resume = ["--resume"] if run.log.exists() else []
                 where = (f"run.dir={folder}", f"run.name={run.path.name}", f"run.seed={seed}")
                 crrl("train", str(recipe(data, own)), f"model.path={warm}", *where, *resume)
@@ -130,9 +130,9 @@ def held_out(run: RunFolder) -> dict[str, dict[int, dict[str, Episode]]]:
 
 
 def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
-    """What there is by now, as Markdown; kinds mixed and alone are compared on the seeds that both have."""
+    """The results so far, as Markdown; kinds mixed and alone are compared on the seeds that both have."""
     runs = {(arm, seed): RunFolder(folder / f"{arm}-{seed}") for arm in arms(of) for seed in SEEDS}
-    attempts = {key: held_out(run) for key, run in runs.items() if finished(run)}
+    attempts = {key: held_out(run) for key, run in runs.items() if is_finished(run)}
     yield "| kind | trained | seeds | tasks in clusters | before | after | after - before | mixed - alone |"
     yield "|---|---|---|---|---|---|---|---|"
     for kind in of:
@@ -176,7 +176,7 @@ def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
 
 
 def quoted(episode: Episode) -> str:
-    """How a reply of ``repair`` names the text that it would replace."""
+    """Classify how a reply of ``repair`` quotes the text to replace."""
     *_, asked, reply = (str(message["content"]) for message in episode.turns[-1].messages)
     found = patching.parse_blocks(reply)
     if not found:
@@ -193,7 +193,7 @@ def _within(part: list[str], whole: list[str]) -> bool:
 
 
 def _rows(*each: Mapping[str, Episode]) -> tuple[list[list[float]], list[str]]:
-    """Rewards of the tasks that all have, and their functions, by which they are clustered."""
+    """Rewards of the tasks that all mappings have, and their functions, by which tasks are clustered."""
     tasks = sorted(set.intersection(*map(set, each)))
     return [[one[task].reward for task in tasks] for one in each], [task.rpartition("/")[0] for task in tasks]
 

@@ -3,10 +3,9 @@
     python benchmarks/learner.py [--rounds 15]
 
 A randomly initialised Qwen3 of 1.0 M parameters and 24 rows (prompt, then a completion of which two thirds are
-trained), one torch thread, fp32. First with rows of mixed lengths, then, in the same run, the step, the padded pass
-and TRL with rows of one length, the mean of the mixed ones: as many tokens, and nothing to pad. The contestants take
-turns; CPU seconds are printed, which on one thread are about what an idle machine's clock would show: medians, and
-ratios within a round with their range.
+trained), one torch thread, fp32. First all contestants with rows of mixed lengths, then some with rows of their mean
+length: the same number of tokens, and no padding. The contestants take turns; CPU seconds are printed, which on one
+thread are close to wall-clock seconds of an idle machine: medians, and ratios within a round with their range.
 
 - ``step``: our GSPO step: packing, forward, loss, backward, clipping, AdamW, metrics.
 - ``step, checkpointing`` and ``step, LoRA``: the same with gradient checkpointing, and on adapters of rank 32 alone.
@@ -15,8 +14,8 @@ ratios within a round with their range.
 - ``bare, trained logits``: the same, with logits only where a trained token is predicted, as our step has it.
 - ``padded``: forward and backward of the rows padded to the longest, with transformers' own SDPA attention.
 - ``TRL``: GRPOTrainer's compute_loss on the same rows, backward, clipping and AdamW: the same model, precision, tokens,
-  masks, recorded logprobs and advantages, GSPO without a KL term, no generation. It differs in what TRL does: rows are
-  padded, logits and their entropy (a metric) are computed for all completion tokens, trained or not.
+  masks, recorded logprobs and advantages, GSPO without a KL term, no generation. Unlike ours, TRL pads rows and
+  computes logits and their entropy (a metric) for all completion tokens, trained or not.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def build_model(folder: Path) -> Path:
 
 
 def build_rows(count: int, length: tuple[int, int] | None = None, seed: int = 0) -> list[tuple[int, Sample]]:
-    """``(prompt length, row)``: log-normal lengths, as episodes have them, or all of one `length` (prompt and
+    """Pairs of prompt length and row: log-normal lengths, as episodes have them, or all of `length` (prompt,
     completion)."""
     draw = random.Random(seed)
     rows = []
@@ -201,7 +200,7 @@ def main() -> None:
 
 
 def contestants_for(model: Path, rows: list[tuple[int, Sample]], folder: Path, *, every: bool) -> dict[str, Contestant]:
-    """All of them, or those that rows of one length are compared by."""
+    """The contestants: all if `every`, else those for rows of one length."""
     samples = [sample for _, sample in rows]
     trainer = Trainer(model, LearnSettings(algorithm="gspo", eps_low=0.2, eps_high=0.2, micro_tokens=1 << 20))
     made: dict[str, Contestant] = {"step": lambda: trainer.step(samples)}
@@ -224,7 +223,7 @@ def contestants_for(model: Path, rows: list[tuple[int, Sample]], folder: Path, *
 
 
 def take_turns(contestants: dict[str, Contestant], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each, round by round."""
+    """CPU seconds of each contestant, round by round."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for round_ in range(rounds + 2):
         for name, run in contestants.items():
@@ -236,7 +235,7 @@ def take_turns(contestants: dict[str, Contestant], rounds: int) -> dict[str, lis
 
 
 def report(seconds: dict[str, list[float]], total: int) -> None:
-    """A line for each contestant, and the ratios that have a target."""
+    """Print a line for each contestant, and ratios of step and TRL."""
     for name, times in seconds.items():
         median, of_bare = statistics.median(times), ratio(times, seconds["bare"])
         print(f"{name:24} {median * 1e3:8.1f} ms   {of_bare} x bare   {total / median:6.0f} tokens/s")

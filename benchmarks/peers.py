@@ -1,22 +1,22 @@
-"""The whole training loop of ours and of TRL's `GRPOTrainer` with tools, step by step in one run.
+"""Our whole training loop against TRL's `GRPOTrainer` with tools, step by step in one run.
 
     python -m benchmarks.peers [--mixes hello long equal] [--against trl] [--rounds 3]
     python -m benchmarks.peers --model FOLDER --rounds 2   # a published model, in one turn
 
 Model, tasks, prompts, tools, sandboxes, rewards, limits, batch, algorithm (GSPO without KL) and optimiser (AdamW) are
 those of `crrl hello` on both sides, one torch thread for each process, fp32. The contestants are processes that take
-turns at each step; what one takes is the CPU time (user and system) of its whole tree of processes, children that have
-ended included. The first step warms up. Both learn, each from what it sampled itself.
+turns at each step; measured is the CPU time (user and system) of a contestant's whole process tree, ended children
+included. The first step warms up. Each side learns from its own samples.
 
 Ours is the loop of `stages.train` as it is: gateway, agent, engine and learner in their own processes, the log synced
 at every step. TRL is `peers_trl.Peer`: one process that samples for the whole batch with transformers' ``generate``,
 turn after turn, calls the tools, computes rewards and updates; ``--against`` takes the names of `peers_trl.VARIANTS`.
 
-Mixes: ``hello`` is its own tasks and limits; ``long`` the same with more calls, so that some attempts go on while most
-have ended; ``equal`` tasks whose prompt and file are of about one length, with few calls. ``turn`` takes a model of
-`--model` with a long vocabulary: one answer without tools (`direct`), adapters, and all other settings of the preset
-qwen2.5-coder-0.5b-cpu. How far the rows of a step differ is printed as padding: tokens of a rectangle that holds them
-over tokens.
+Mixes: ``hello`` has the tasks and limits of `crrl hello`; ``long`` the same with more calls, so that some attempts go
+on while most have ended; ``equal`` tasks whose prompt and file are of about one length, with few calls. ``turn`` trains
+the model of `--model`, which has a large vocabulary: one answer without tools (`direct`), adapters, and all other
+settings of the preset qwen2.5-coder-0.5b-cpu. Printed padding is the tokens of rows padded to the longest of the step,
+over the tokens without padding.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _EQUAL = 64
 
 
 def planned(mix: str, folder: Path, steps: int, overrides: Sequence[str] = ()) -> Plan:
-    """What both sides do: `steps` steps on the tasks of `mix`."""
+    """Plan `steps` steps on the tasks of `mix`, for both sides."""
     own = [f"run.dir={folder}", f"run.steps={steps}", f"run.checkpoint_every={steps}"]
     never = ["eval.before=false", "eval.after=false", "rollout.seconds=3600"]
     preset = "qwen2.5-coder-0.5b-cpu" if mix == "turn" else "hello"
@@ -73,7 +73,7 @@ def planned(mix: str, folder: Path, steps: int, overrides: Sequence[str] = ()) -
 
 
 def alike(plan: Plan) -> list[Task]:
-    """Those tasks whose issue and broken file have the number of tokens that most have; the line is not quoted."""
+    """The `_EQUAL` tasks with unquoted line whose issue and broken file are nearest to the median length in tokens."""
 
     def size(task: Task) -> int:
         [source] = (path for path in Path(task.workspace.removeprefix("dir:")).glob("*.py") if "test" not in path.name)
@@ -85,27 +85,26 @@ def alike(plan: Plan) -> list[Task]:
     return [task for task in plan.train_tasks if task.id in nearest]
 
 
-class Noted(Progress):
-    """What each step took, by stage; each waits for its turn."""
+class StepReports(Progress):
+    """Reports the CPU seconds of each step by stage; each step waits for its turn."""
 
     def __init__(self, steps: int, turns: Turns) -> None:
         super().__init__(steps, quiet=True)
         self.turns, self.stages, self.episodes = turns, Stages(), list[Episode]()
 
     def begin(self) -> None:
-        """A step begins where its attempts do."""
+        """Begin a step: report the last one, and wait for the turn."""
         self.finish()
         self.turns.wait()
         self.stages.begin()
         self.stages.enter("rollout")
 
     def episode(self, episode: Episode) -> None:
-        """Keep it."""
         super().episode(episode)
         self.episodes.append(episode)
 
     def finish(self) -> None:
-        """Tell what the last step took, with the files that were written after it, if there was one."""
+        """Report the last step, if there was one, including the time of files written after it."""
         if self.episodes:
             made, self.episodes = self.episodes, []
             rewards: dict[str, list[float]] = {}
@@ -124,39 +123,39 @@ class Noted(Progress):
 
 
 async def ours(plan: Plan, turns: Turns) -> None:
-    """Our loop, all steps of `plan`."""
+    """Run all steps of `plan` with our loop."""
     folder = RunFolder(Path(plan.config.run.dir) / plan.config.run.name)
     folder.create("", {})
-    with Noted(plan.config.run.steps, turns) as progress:
+    with StepReports(plan.config.run.steps, turns) as progress:
         async with open_training(plan, folder, progress) as parts:
             attempt, policy = loop.attempt_tasks, parts.policy
             improve, publish, serve = policy.improve, policy._publish, policy._serve
 
-            async def noted_attempts(*given: Any) -> Any:
+            async def report_attempts(*given: Any) -> Any:
                 progress.begin()
                 return await attempt(*given)
 
-            async def noted_improve(*given: Any) -> Any:
+            async def report_improve(*given: Any) -> Any:
                 progress.stages.enter("learn")
                 return await improve(*given)
 
-            async def noted_publish() -> Any:
+            async def report_publish() -> Any:
                 progress.stages.enter("sync")
                 return await publish()
 
-            async def noted_serve(published: Any) -> Any:
+            async def report_serve(published: Any) -> Any:
                 served = await serve(published)
                 progress.stages.enter("rest")
                 return served
 
-            loop.attempt_tasks = noted_attempts
-            policy.improve, policy._publish, policy._serve = noted_improve, noted_publish, noted_serve  # type: ignore[method-assign]
+            loop.attempt_tasks = report_attempts
+            policy.improve, policy._publish, policy._serve = report_improve, report_publish, report_serve  # type: ignore[method-assign]
             await loop.train(parts, History())
             progress.finish()
 
 
 def stage_of(key: str) -> str:
-    """The line of the table that ``STAGE/PROCESS`` belongs to."""
+    """The table row that the seconds of ``STAGE/PROCESS`` belong to."""
     stage, process = key.split("/")
     if process == "sandbox":
         return "sandboxes"
@@ -170,7 +169,7 @@ def stage_of(key: str) -> str:
 
 
 def by_stage(result: Mapping[str, Any]) -> dict[str, float]:
-    """CPU seconds of a step by line of the table, and ``all``."""
+    """CPU seconds of a step by table row, and ``all``."""
     found = dict.fromkeys(STAGES, 0.0)
     for key, seconds in result["cpu"].items():
         found[stage_of(key)] += seconds
@@ -178,7 +177,7 @@ def by_stage(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Contestant:
-    """A process that makes a step when it is told to."""
+    """A process that makes one step per request."""
 
     def __init__(self, name: str, mix: str, folder: Path, steps: int, overrides: Sequence[str]) -> None:
         self.name = name
@@ -187,12 +186,12 @@ class Contestant:
         self.log = (folder / f"{name}.log").open("w+")
         command = [sys.executable, "-m", "benchmarks.peers", *words]
         streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
-        # a session of its own, as children of ours have: Linux shares a busy processor out among sessions
+        # a session of its own, as our child processes have: Linux divides a busy CPU among sessions
         self.process = subprocess.Popen(command, text=True, env=env, start_new_session=True, **streams)
         self._until("ready")
 
     def step(self) -> dict[str, Any]:
-        """What its next step took."""
+        """Let it make its next step; returns the measurements."""
         assert self.process.stdin is not None
         self.process.stdin.write("step\n")
         self.process.stdin.flush()
@@ -207,7 +206,6 @@ class Contestant:
         raise RuntimeError(f"{self.name} ended:\n{self.log.read()[-3000:]}")
 
     def close(self) -> None:
-        """End it."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait(60)
@@ -220,7 +218,10 @@ Found = dict[str, list[dict[str, Any]]]
 
 
 def measure(mix: str, names: Sequence[str], rounds: int, overrides: Sequence[str], lines: Path | None = None) -> Found:
-    """Without the first step. All must have attempted the same tasks, asked alike. Each is a line of `lines`, too."""
+    """Measure `rounds` steps of each contestant after a warm-up, and append them to `lines`.
+
+    Raises `RuntimeError` unless all attempted the same tasks with prompts of equal length.
+    """
     found: Found = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         contestants = []
@@ -244,7 +245,7 @@ def measure(mix: str, names: Sequence[str], rounds: int, overrides: Sequence[str
 
 
 def table(mix: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
-    """Lines of Markdown: CPU seconds a step as medians, ratios within a round with their range."""
+    """Markdown lines: medians of CPU seconds a step, and ratios within a round with their range."""
     mine = found["ours"]
     names = [name for name in found if name != "ours"]
     yield f"\n{mix}: {len(mine)} steps of {len(mine[0]['rows'])} attempts"
@@ -273,7 +274,7 @@ def table(mix: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterato
 
 
 def cell(line: str, result: Mapping[str, Any]) -> float:
-    """Seconds of one step."""
+    """Value of one step in the table row `line`."""
     if line == "wall":
         return float(result["wall"])
     spent = by_stage(result)
@@ -281,7 +282,7 @@ def cell(line: str, result: Mapping[str, Any]) -> float:
 
 
 def main() -> None:
-    """Print a table for each mix; as ``--be NAME`` one of the contestants."""
+    """Print a table for each mix; with ``--be NAME`` run as that contestant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mixes", nargs="+", default=["hello", "long", "equal"], choices=MIXES)
     parser.add_argument("--model", type=Path, help="folder of a model, for the mix turn")

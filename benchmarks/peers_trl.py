@@ -1,16 +1,16 @@
 """TRL's `GRPOTrainer` on the tasks, tools, sandboxes and rewards of `crrl hello`: the other side of `peers.py`.
 
-What TRL is given is ours where both sides must be alike, and its own wherever it has something:
+TRL uses our parts where both sides must be alike, and its own everywhere else:
 
 - tools: an environment (`environment_factory`) whose tools are Nano's, executed in our sandboxes. They are
-  coroutines, sandboxes are opened ahead while prompts are tokenized and answers sampled, and rewards are computed at
-  once: the quickest that TRL has a place for;
+  coroutines, sandboxes are opened while prompts are tokenized and answers sampled, and rewards are computed
+  concurrently: the fastest way that TRL's interfaces allow;
 - rewards: those of the configuration, on the diff of each sandbox;
-- format: the tokenizer's own chat template, in which the two tools stand as the policy knows them (TRL would describe
-  them in other words), and TRL's parser of Qwen3's answers.
+- format: the tokenizer's own chat template, with the schemas of the two tools that the policy was trained on (TRL would
+  word them differently), and TRL's parser of Qwen3's answers.
 
-With the agent `direct` there are no tools: a prompt holds the files that ours shows, and the reward is of the sandbox
-after the edits of the one answer.
+With the agent `direct` there are no tools: a prompt holds the files that our agent shows, and the edits of the one
+answer are applied in a sandbox and rewarded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LISTED = "{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%
 
 
 def tokenizer(folder: Path, tools: Sequence[Mapping[str, Any]]) -> PreTrainedTokenizerFast:
-    """The policy's own, whose template shows `tools` whatever schemas TRL makes of the environment's methods."""
+    """The policy's tokenizer, whose template always shows `tools` instead of the schemas that TRL makes."""
     made = PreTrainedTokenizerFast.from_pretrained(folder)
     if not tools:
         return made
@@ -66,7 +66,7 @@ def tokenizer(folder: Path, tools: Sequence[Mapping[str, Any]]) -> PreTrainedTok
 
 
 class Shared:
-    """What all environments of a trainer have in common. `loop` is the one on which TRL awaits tools."""
+    """State that all environments of a trainer share. `loop` is the event loop on which TRL awaits tools."""
 
     def __init__(self, plan: Plan) -> None:
         self.terms = plan.kinds[""]
@@ -76,8 +76,8 @@ class Shared:
         self.agent: Nano | Direct = agent
         self.tasks = {task.id: task for task in plan.train_tasks}
         self.loop: asyncio.AbstractEventLoop
-        self.told: dict[str, Any] = {}
-        """What the current step came to."""
+        self.report: dict[str, Any] = {}
+        """Measurements of the current step."""
 
     async def score(self, task: Task, done: Sequence[ToolCall], patch: bytes) -> float:
         """The reward of an attempt's diff and calls."""
@@ -85,7 +85,7 @@ class Shared:
         return total(await score_episode(self.terms.rewards["train"], task, episode, self.terms.sandbox))
 
     async def first_messages(self, task: Task, limits: Limits) -> list[dict[str, Any]]:
-        """What the agent asks first, with the files that `direct` shows."""
+        """The agent's first messages, with the files that `direct` shows."""
         if isinstance(self.agent, Nano):
             return [dict(each) for each in self.agent.first_request(task).messages]
         async with self.terms.sandbox.open(task) as box:
@@ -112,7 +112,7 @@ class Workspace:
     _shared: Shared
 
     def reset(self, task: str, **row: Any) -> None:
-        """Begin to open a sandbox for `task`; the first tool waits until it is open."""
+        """Start opening a sandbox for `task`; the first tool call waits until it is open."""
         self._task = self._shared.tasks[task]
         self._done: list[ToolCall] = []
         self._stack = AsyncExitStack()
@@ -144,7 +144,7 @@ class Workspace:
         return await self._run("apply_patch", arguments)
 
     async def _run(self, name: str, arguments: dict[str, Any]) -> str:
-        """What `Nano` does with a call."""
+        """Run a tool call as `Nano` does."""
         assert isinstance(self._shared.agent, Nano)
         options, began = self._shared.agent.options, time.monotonic()
         tools = await asyncio.wrap_future(self._opening)
@@ -158,7 +158,7 @@ class Workspace:
         return text
 
     async def _score(self) -> float:
-        """The reward of the diff, with the sandbox closed. Raises what opening it raised."""
+        """Close the sandbox and score its diff. Raises what opening it raised."""
         await asyncio.wrap_future(self._opening)
         async with self._stack:
             patch = await self._box.diff()
@@ -166,20 +166,20 @@ class Workspace:
 
 
 class Peer(GRPOTrainer):
-    """The trainer as it is, with its stages noted."""
+    """The unchanged trainer, with its stages measured."""
 
     stages: Stages
     shared: Shared
 
     def training_step(self, *arguments: Any) -> Any:
-        self.stages.enter("learn")  # until the end of the step, but for what is nested
+        self.stages.enter("learn")  # until the end of the step, except nested stages
         return super().training_step(*arguments)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         with self.stages.within("rollout"):
             made = super()._generate_and_score_completions(inputs)
         prompts, said = made["prompt_mask"].sum(1), made["completion_mask"]
-        self.shared.told |= {
+        self.shared.report |= {
             "prompt": int(prompts.sum()),
             "rows": (prompts + said.sum(1)).tolist(),
             "sampled": int((said * made.get("tool_mask", 1)).sum()),
@@ -187,8 +187,8 @@ class Peer(GRPOTrainer):
         return made
 
     def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
-        told = self.shared.told
-        told["turns"] = told.get("turns", 0) + len(arguments[0])
+        report = self.shared.report
+        report["turns"] = report.get("turns", 0) + len(arguments[0])
         with self.stages.within("generate"):
             return super()._generate_single_turn(*arguments, **named)
 
@@ -198,7 +198,7 @@ class Peer(GRPOTrainer):
 
 
 class Steps(TrainerCallback):
-    """Waits before each step until it is this side's turn, and says after it what it took."""
+    """Waits for this side's turn before each step, and reports its measurements afterwards."""
 
     def __init__(self, shared: Shared, stages: Stages, turns: Turns) -> None:
         self.shared, self.stages, self.turns = shared, stages, turns
@@ -209,12 +209,12 @@ class Steps(TrainerCallback):
         self.stages.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        self.turns.tell(self.stages.end() | self.shared.told)
-        self.shared.told = {}
+        self.turns.tell(self.stages.end() | self.shared.report)
+        self.shared.report = {}
 
 
 def build(plan: Plan, order: Sequence[Task], folder: Path, variant: str, turns: Turns) -> Peer:
-    """TRL on the `order` of tasks, those of a step after those of another, as `plan` says."""
+    """Build TRL's trainer on the tasks of all steps in `order`, with the settings of `plan`."""
     hf_logging.disable_progress_bar()
     config, shared, stages = plan.config, Shared(plan), Stages()
     rollout, train = config.rollout, config.train
@@ -260,21 +260,23 @@ def build(plan: Plan, order: Sequence[Task], folder: Path, variant: str, turns: 
         **chosen,
     )
 
-    def told(tasks: Sequence[str], calls: int, rewards: list[float]) -> list[float]:
+    def report_rewards(tasks: Sequence[str], calls: int, rewards: list[float]) -> list[float]:
         groups = [rewards[at : at + rollout.group_size] for at in range(0, size, rollout.group_size)]
-        shared.told |= {"tasks": sorted(set(tasks)), "calls": calls, "rewards": groups}
+        shared.report |= {"tasks": sorted(set(tasks)), "calls": calls, "rewards": groups}
         return rewards
 
     async def reward(environments: Sequence[Workspace], **rest: Any) -> list[float]:
         rewards = await asyncio.gather(*(each._score() for each in environments))
-        return told([each._task.id for each in environments], sum(len(each._done) for each in environments), rewards)
+        return report_rewards(
+            [each._task.id for each in environments], sum(len(each._done) for each in environments), rewards
+        )
 
     async def reward_of_answers(completions: Sequence[Any], task: Sequence[str], **rest: Any) -> list[float]:
         answers = zip(task, completions, strict=True)
         pairs = await asyncio.gather(
             *(shared.apply(shared.tasks[at], each[0]["content"], limits) for at, each in answers)
         )
-        return told(task, sum(len(done) for _, done in pairs), [value for value, _ in pairs])
+        return report_rewards(task, sum(len(done) for _, done in pairs), [value for value, _ in pairs])
 
     lora = train.lora and LoraConfig(
         r=train.lora.rank, lora_alpha=train.lora.alpha, lora_dropout=0.0, target_modules=list(train.lora.targets)
@@ -301,11 +303,11 @@ async def _prompts(shared: Shared, order: Sequence[Task], limits: Limits) -> lis
 
 
 def order_of(plan: Plan, steps: int) -> list[Task]:
-    """The tasks of so many steps, as the loop of ours takes them."""
+    """The tasks of the first `steps` steps, in the order of our loop."""
     return [task for step in range(1, steps + 1) for task in plan.curriculum.schedule(step)]
 
 
 def run(plan: Plan, folder: Path, variant: str, turns: Turns) -> None:
-    """All steps of `plan`, each when it is its turn."""
+    """Run all steps of `plan`, each when it is its turn."""
     torch.set_num_threads(1)
     build(plan, order_of(plan, plan.config.run.steps), folder, variant, turns).train()

@@ -2,12 +2,12 @@
 
     python benchmarks/prefixes.py [--rounds 3] [--cases 1000+250 ...] [--micro-tokens 8192]
 
-Forward and backward of the logprobs of a group's trained tokens: eight attempts of so many tokens of their own behind a
-common prompt of so many, and rows that share nothing; a randomly initialised Qwen3 of 1.0 M parameters, one torch
-thread, fp32, at most `--micro-tokens` tokens a pass.
+Forward and backward of the logprobs of a group's trained tokens. A case PROMPT+OWN is eight attempts with a common
+prompt of PROMPT tokens and OWN tokens of their own; ``mixed`` is rows that share nothing. A randomly initialised Qwen3
+of 1.0 M parameters, one torch thread, fp32, at most `--micro-tokens` tokens a pass.
 
-- ``rows``: packed end to end, attention row by row through torch's SDPA: as it was before prefixes were shared.
-- ``tree``: ours; a tree larger than a pass, as that of 12,000 + 2,000, in chunks of half a pass.
+- ``rows``: packed end to end, attention row by row through torch's SDPA, without shared prefixes.
+- ``tree``: ours; a tree larger than a pass, such as 12000+2000, in chunks of half a pass.
 
 Each run is a process of its own, forked from one that has computed nothing. Seconds are CPU seconds of the second of
 two equal runs: medians over rounds in which the contestants take turns. Ratios are medians of those within a round,
@@ -58,23 +58,23 @@ def group(prompt: int, own: int) -> list[Sample]:
 def by_row(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, spans: Any = None, **_: Any
 ) -> tuple[Tensor, None]:
-    lengths = [span.stop - span.start for span in spans] if spans else [query.shape[2]]  # without, a row alone
+    lengths = [span.stop - span.start for span in spans] if spans else [query.shape[2]]  # without spans: one row
     rows = zip(*(torch.split(tensor, lengths, 2) for tensor in (query, key, value)), strict=True)
     parts = [scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True) for q, k, v in rows]
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
 def end_to_end(samples: list[Sample], micro_tokens: int) -> Iterator[MicroBatch]:
-    """Consecutive rows as long as they fit, each a tree of its own."""
+    """Micro-batches of as many consecutive rows as fit, without shared prefixes."""
     part: list[Sample] = []
     for sample in [*samples, None]:
         if part and (sample is None or sum(len(row.ids) for row in (*part, sample)) > micro_tokens):
-            yield joined([pack_samples([row]) for row in part])
+            yield join_batches([pack_samples([row]) for row in part])
             part = []
         part += [sample] if sample else []
 
 
-def joined(parts: list[MicroBatch]) -> MicroBatch:
+def join_batches(parts: list[MicroBatch]) -> MicroBatch:
     from dataclasses import replace
 
     starts = [sum(len(part.ids_T) for part in parts[:n]) for n in range(len(parts))]
@@ -93,22 +93,22 @@ def joined(parts: list[MicroBatch]) -> MicroBatch:
 
 def rows_contestant(policy: Policy, samples: list[Sample], micro_tokens: int) -> float:
     AttentionInterface.register("coderepairrl_tree", by_row)
-    return sum(pull(policy, batch) for batch in end_to_end(samples, micro_tokens))
+    return sum(run_pass(policy, batch) for batch in end_to_end(samples, micro_tokens))
 
 
 def tree_contestant(policy: Policy, samples: list[Sample], micro_tokens: int) -> float:
     parts = cut_rows([sample.ids for sample in samples], micro_tokens, tree_tokens=PASSES_PER_TREE * micro_tokens)
-    return sum(pull(policy, pack_samples([samples[at] for at in part], micro_tokens)) for part in parts)
+    return sum(run_pass(policy, pack_samples([samples[at] for at in part], micro_tokens)) for part in parts)
 
 
-def pull(policy: Policy, batch: MicroBatch) -> float:
+def run_pass(policy: Policy, batch: MicroBatch) -> float:
     total = policy.logprobs(batch, 1.0).sum()
     total.backward()  # type: ignore[no-untyped-call]
     return total.item()
 
 
 def measured(run: Callable[[], float], parameters: list[torch.nn.Parameter]) -> tuple[float, float, float, float]:
-    """CPU seconds, MB, and what was computed: the sum of logprobs and the norm of the gradient; in a forked process."""
+    """Run in a forked process: CPU seconds, MB, the sum of logprobs and the norm of the gradient."""
     reading, writing = os.pipe()
     if child := os.fork():
         os.close(writing)

@@ -4,10 +4,10 @@
 
 All compute in float32 with the same number of threads. Requests are those of a training step: two tasks, whose prompts
 begin alike, with eight attempts each, sampled at T = 1; each repetition draws new prompts. `generate` gets them as one
-batch. CPU time is that of this process and its children, of which only the one that is measured works.
+batch. CPU time is that of this process and all children; only the measured one is busy.
 
-The last line is one sequence alone: bytes of weights that the tiny engine reads a second, as a part of the rate at
-which this machine reads memory with as many threads (the best of ten passes over 1 GB, in the same run).
+The last lines are for one sequence alone: the weights that the tiny engine reads a second, as a share of the rate at
+which this machine reads memory with the same number of threads (the best of ten passes over 1 GB, in the same run).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def draw_prompts(rng: random.Random, vocabulary: int) -> list[list[int]]:
 
 
 async def ask(engine: Engine, prompt: list[int], seed: int) -> Rate:
-    """Ask for `NEW` tokens; returns how fast those after the first chunk came."""
+    """Ask for `NEW` tokens; returns the rate of those after the first chunk."""
     clock, count = Clock(), -1
     async for chunk in engine.generate(prompt, Sampling(max_tokens=NEW), seed):
         clock, count = (clock, count + len(chunk.ids)) if count >= 0 else (Clock(), 0)
@@ -68,7 +68,7 @@ async def measure(contestant: Any, prompts: list[list[int]]) -> Rate:
 
 
 def read_rate() -> float:
-    """Bytes of memory that are read a second."""
+    """Measure the bytes of memory read per second."""
     block = torch.ones(2**16, 2**12)
     row = torch.ones(2**12)
     seconds = []

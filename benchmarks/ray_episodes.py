@@ -1,8 +1,8 @@
-"""What an episode costs on this machine and on a Ray that runs on it: 2,000 scripted ones.
+"""Cost of an episode with the local executor and with Ray on the same machine: 2,000 scripted episodes.
 
 Each attempts a hand-made task with three calls to the model, a command and a write in a real sandbox, and is compared
-with the reference; the engine answers at once. Memory is the sum over all processes, pages that several have counted
-once (PSS): before the first episode, and the most during them. Processor time is of all processes, from then on.
+with the reference; the engine answers at once. Memory is the sum over all processes, with shared pages counted once
+(PSS): before the first episode, and the peak during them. CPU time is of all processes, from the first episode.
 
 Run: ``python benchmarks/ray_episodes.py [--episodes 2000] [--concurrency 16] [--room 8] [--only local|ray]``
 """
@@ -43,15 +43,15 @@ WORDS = 64
 SCRIPT = (Say("Look."), Shell("ls -R . | head -50"), Say("Repair."), Write("note.py", "x = 1\n"), Say("Done?"))
 
 
-def terms() -> Mapping[str, AttemptSettings]:
-    """How all attempts are made, on whichever machine."""
+def make_settings() -> Mapping[str, AttemptSettings]:
+    """Settings of all attempts, the same for both executors."""
     backend = sandbox.make_backend(sandbox.choose_backend().name)
     paid = rewards.make_rewards({"patch_lines": 1.0})
     return {"": AttemptSettings(ScriptedAgent(SCRIPT), backend, Limits(seconds=120.0), {"train": paid})}
 
 
 def processes() -> set[int]:
-    """This one and all below it."""
+    """Ids of this process and its descendants."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
@@ -78,18 +78,18 @@ def memory() -> tuple[int, int, int]:
 
 @asynccontextmanager
 async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argparse.Namespace) -> AsyncIterator[Executor]:
-    """The executor of that name."""
+    """Open the executor `name`."""
     codec = tokens.load_codec(models.find_model_folder("builtin:tiny"))
     if name == "local":
         gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=log.turn)
         with scratch("benchmark") as home:
             async with gateway.listening(socket=home / "gateway.sock"):
-                yield LocalExecutor(gateway, terms())
+                yield LocalExecutor(gateway, make_settings())
         return
     assert codec.loaded_from is not None
-    found = importlib.import_module(Path(__file__).stem).terms  # which is not `__main__` in an actor
+    factory = importlib.import_module(Path(__file__).stem).make_settings  # an actor cannot import it from `__main__`
     async with ray_executor(
-        WorkerSetup(codec.loaded_from, found),
+        WorkerSetup(codec.loaded_from, factory),
         engine,
         log.turn,
         address="local",
@@ -103,7 +103,7 @@ async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argpars
 
 
 async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One executor's numbers."""
+    """Measure one executor."""
     codec = tokens.load_codec(models.find_model_folder("builtin:tiny"))
     said = codec.encode("so " * WORDS)[: WORDS - 1]
     engine = ScriptedEngine(lambda ids, sampling, seed: [*said, *codec.stop_ids[:1]])
@@ -134,7 +134,7 @@ async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             for number in range(arguments.episodes):
                 waiting.put_nowait(number)
 
-            async def work() -> None:  # one after the other: what is not begun holds nothing
+            async def work() -> None:  # an episode is only planned when it begins, so that waiting ones hold no memory
                 while not waiting.empty():
                     number = waiting.get_nowait()
                     task = tasks[number % len(tasks)]

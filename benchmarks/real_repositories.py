@@ -3,15 +3,15 @@
     python benchmarks/real_repositories.py --rows swebench_verified.jsonl.gz \\
         --clone /srv/mirrors/{repository} --work FOLDER
 
-Prepared with a network (or a package index): the native environments of six instances of SWE-bench, and for three of
-them an image, made here in SWE-bench's layout: this machine's programs, the environment where conda has it, and the
-repository with all that came later in ``/testbed``. Then two runs of ``crrl train``, each in a network namespace with a
-loopback alone, one step of a small model with random weights and 16,384 positions: on what an engine samples that
-replays the published repair in each first attempt, and on what the model samples. The runs' own check of references
-comes before.
+First, with a network (or a package index), it prepares the native environments of six instances of SWE-bench and makes
+images of three of them in SWE-bench's layout: this machine's programs, the environment at conda's path, and the
+repository with its whole later history in ``/testbed``. Then it tries every way in which an agent could find the
+published repair in a prepared image: commits later than the base, tags, logs, stashes, hooks, other repositories,
+package caches.
 
-Before the runs an agent's ways to the repair are tried in each image: every commit that the mirror has and the base
-has not, tags, logs, stashes, hooks, other repositories, caches of packages.
+At last it makes two runs of ``crrl train``, each in a network namespace with only a loopback, each one step of a small
+model with random weights and a context of 16,384 tokens, after the usual check of references. In the first, an engine
+replays the published repair in the first attempt at each task; in the second, the model samples.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ options = {{ path = "{work}/images-{each}.jsonl", workspace = "image", clone = "
 """
 
 
-# -- what the runs take from here
+# -- the engine and the reward of the runs
 
 
 class Replay(EngineSpec):
-    """An engine that repairs in the first attempt at each task, as published, and says that it is done in the others.
+    """An engine that replays the published repair in the first attempt at each task, and replies "Done." in the others.
 
-    It knows a task by the beginning of its issue; `rows` is a file of them.
+    It recognises a task by the beginning of its issue. `rows`: file of the tasks' rows.
     """
 
     name = "replay"
@@ -130,7 +130,7 @@ class Replay(EngineSpec):
 
 
 class EvenTokens(Reward):
-    """The share of sampled tokens with an even id: what replies of random weights differ in."""
+    """The share of sampled tokens with an even id, in which replies of random weights differ."""
 
     name = "even_tokens"
 
@@ -143,7 +143,7 @@ class EvenTokens(Reward):
 
 
 def packed(*folders: tuple[Path, str]) -> bytes:
-    """A layer with what is in the folders, each at a path from the root, owned by root."""
+    """Pack the contents of folders as a layer, each at a path from the root, owned by root."""
     import io
 
     made = io.BytesIO()
@@ -161,10 +161,9 @@ def packed(*folders: tuple[Path, str]) -> bytes:
 
 
 def repository(row: Mapping[str, Any], mirror: str, target: Path, built: Path, edits: Sequence[str]) -> None:
-    """A clone with its whole history, at the commit of `row`, installed as an editable project is.
+    """Clone the whole history, check out the commit of `row`, and add the built files of an editable install.
 
-    The benchmark's `edits` are committed upon it, as in its images: without theirs, sphinx's log names no test that
-    passed.
+    The benchmark's `edits` are committed on top, as in its images: without them, sphinx's log names no passed test.
     """
     subprocess.run(["git", "clone", "-q", mirror, target], check=True)
     subprocess.run(["git", "checkout", "-q", row["base_commit"]], cwd=target, check=True)
@@ -176,14 +175,14 @@ def repository(row: Mapping[str, Any], mirror: str, target: Path, built: Path, e
 
 
 def environment(folder: Path, target: Path) -> None:
-    """The native environment in `folder` as one of conda, which imports the project from ``/testbed``."""
+    """Copy the native environment in `folder` to `target`, importing the project from ``/testbed`` as conda's does."""
     shutil.copytree(folder, target, symlinks=True, ignore=shutil.ignore_patterns("built", "environment.json"))
     for path in target.glob("lib/python*/site-packages/*.pth"):
         path.write_text(path.read_text().replace("/workspace", "/testbed"))
 
 
 def python_of(folder: Path) -> Path:
-    """Where the Python of the native environment in `folder` is installed."""
+    """Prefix of the Python installation of the native environment in `folder`."""
     return Path(json.loads((folder / "environment.json").read_text())["python"]).parent.parent
 
 
@@ -222,7 +221,7 @@ echo repositories $(find / -xdev -name HEAD -path '*.git/HEAD' -not -path '/test
 
 
 async def attack(backend: SandboxBackend, task: Task, mirror: str, row: Mapping[str, Any]) -> str:
-    """What an agent finds of what came later: nothing is all zeros."""
+    """Search an image for later history as an agent could; all zeros mean that nothing was found."""
     later = subprocess.run(
         ["git", "rev-list", "--all", f"^{row['base_commit']}"], cwd=mirror, capture_output=True, text=True, check=True
     ).stdout
@@ -231,14 +230,14 @@ async def attack(backend: SandboxBackend, task: Task, mirror: str, row: Mapping[
     )
     async with backend.open(task) as box:
         has = await box.exec(["git", "cat-file", "--batch-check"], stdin=later.encode(), max_bytes=64 << 20)
-        there = sum(not each.endswith(b" missing") for each in has.output.splitlines())
+        later_found = sum(not each.endswith(b" missing") for each in has.output.splitlines())
         found = (await box.exec(["bash", "-c", PROBE], timeout=300)).output.decode()
         script = 'git cat-file --batch-all-objects --batch --buffer | grep -a -c -F -e "$1"; git rev-list --count HEAD'
         said = await box.exec(["bash", "-c", script, "bash", line], timeout=300, cwd="/testbed")
     words = " ".join(found.split())
     texts, ancestors = said.output.decode().split()
     return (
-        f"{there} of {len(later.splitlines())} later commits, {texts} objects with the repair's longest line,"
+        f"{later_found} of {len(later.splitlines())} later commits, {texts} objects with the repair's longest line,"
         f" {ancestors} ancestors kept; {words}"
     )
 
@@ -247,7 +246,7 @@ async def attack(backend: SandboxBackend, task: Task, mirror: str, row: Mapping[
 
 
 def model(target: Path) -> None:
-    """The shipped policy's tokenizer and architecture, smaller, with more positions and without weights."""
+    """Write a model folder without weights, smaller and with a longer context than the shipped policy."""
     shipped = resources.files("coderepairrl.models.tiny")
     target.mkdir(exist_ok=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -257,7 +256,7 @@ def model(target: Path) -> None:
 
 
 def train(config: Path) -> float:
-    """One run without any network; its seconds."""
+    """Run `crrl train` without any network; returns its seconds."""
     began = time.monotonic()
     who = [] if os.geteuid() == 0 else ["--map-current-user", "--keep-caps"]
     inside = ["sh", "-c", 'ip link set lo up && ! ip route get 1.1.1.1 2>/dev/null && exec "$@"', "sh"]
@@ -284,36 +283,38 @@ def show(folder: Path, seconds: float) -> None:
         print("\n", {key: value for key, value in step.items() if isinstance(value, int | float)})
 
 
-async def images(given: argparse.Namespace) -> None:
+async def images(arguments: argparse.Namespace) -> None:
     """Prepare the environments, make and prepare the images, and try an agent's ways to the repair in each."""
-    given.work.mkdir(parents=True)
-    given.work.chmod(0o755)
+    arguments.work.mkdir(parents=True)
+    arguments.work.chmod(0o755)
     wanted = (*NATIVE, *IMAGES)
-    with gzip.open(given.rows, "rt") as file:
+    with gzip.open(arguments.rows, "rt") as file:
         rows = {row["instance_id"]: row for row in map(json.loads, file) if row["instance_id"] in wanted}
-    write(given.work / "all.jsonl", list(rows.values()))
-    write(given.work / "native.jsonl", [rows[name] for name in NATIVE])
-    options = {"workspace": "native", "clone": given.clone, "for_training": True}
-    ready = {task.id: task for task in tasks.make_source("swe_bench", path=str(given.work / "all.jsonl"), **options)}
+    write(arguments.work / "all.jsonl", list(rows.values()))
+    write(arguments.work / "native.jsonl", [rows[name] for name in NATIVE])
+    options = {"workspace": "native", "clone": arguments.clone, "for_training": True}
+    ready = {
+        task.id: task for task in tasks.make_source("swe_bench", path=str(arguments.work / "all.jsonl"), **options)
+    }
     began = time.monotonic()
     await prepare_tasks([ready[name] for name in NATIVE], say=print)
     asked = {name: Specification.parse(ready[name].environment) for name in IMAGES}
     folders = [(await build_environment(each)).folder for each in asked.values()]
     print(f"six environments: {time.monotonic() - began:.0f} s (those in the cache are verified)")
-    root = given.work / "root"
+    root = arguments.work / "root"
     programs(root, {python_of(folder) for folder in folders})
     (root / "opt/miniconda3/bin").mkdir(parents=True)
     (root / "opt/miniconda3/bin/activate").write_text(CONDA)
-    layout, base, made = Layout(given.work / "oci"), packed((root, "")), []
+    layout, base, made = Layout(arguments.work / "oci"), packed((root, "")), []
     for name in IMAGES:
-        mirror = given.clone.format(repository=rows[name]["repo"])
-        reference = make_image(layout, base, rows[name], mirror, asked[name], given.work / "scratch")
+        mirror = arguments.clone.format(repository=rows[name]["repo"])
+        reference = make_image(layout, base, rows[name], mirror, asked[name], arguments.work / "scratch")
         made.append(rows[name] | {"image": reference})
-    write(given.work / "images.jsonl", made)
+    write(arguments.work / "images.jsonl", made)
     began = time.monotonic()
     options = {"workspace": "image", "for_training": True}
     done = await prepare_tasks(
-        tasks.make_source("swe_bench", path=str(given.work / "images.jsonl"), **options), say=print
+        tasks.make_source("swe_bench", path=str(arguments.work / "images.jsonl"), **options), say=print
     )
     print(f"three images unpacked: {time.monotonic() - began:.0f} s")
     for image in done.images:
@@ -321,29 +322,35 @@ async def images(given: argparse.Namespace) -> None:
         print(f"  {report['files']} files, {report['bytes'] >> 20} MiB, {report['shared'] >> 20} of it shared,"
               f" removed {report['removed']}")  # fmt: skip
     backend = sandbox.make_backend("bwrap", memory=4 << 30)
-    for task in tasks.make_source("swe_bench", path=str(given.work / "images.jsonl"), **options):
-        mirror = given.clone.format(repository=rows[task.id]["repo"])
+    for task in tasks.make_source("swe_bench", path=str(arguments.work / "images.jsonl"), **options):
+        mirror = arguments.clone.format(repository=rows[task.id]["repo"])
         print(f"attacks on {task.id}: {await attack(backend, task, mirror, rows[task.id])}")
     backend.close()
 
 
-def runs(given: argparse.Namespace) -> None:
-    """Train for a step on the first tasks of each kind: on attempts that are known, and by random weights."""
-    model(given.work / "model")
+def runs(arguments: argparse.Namespace) -> None:
+    """Train for a step on the first tasks of each kind: on replayed repairs, and on samples of random weights."""
+    model(arguments.work / "model")
     for kind, names in (("native", NATIVE), ("images", IMAGES)):
-        rows = map(json.loads, (given.work / f"{kind}.jsonl").read_text().splitlines())
+        rows = map(json.loads, (arguments.work / f"{kind}.jsonl").read_text().splitlines())
         write(
-            given.work / f"{kind}-{given.each}.jsonl",
-            [row for row in rows if row["instance_id"] in names[: given.each]],
+            arguments.work / f"{kind}-{arguments.each}.jsonl",
+            [row for row in rows if row["instance_id"] in names[: arguments.each]],
         )
-    common = {"work": given.work, "clone": given.clone, "context": CONTEXT, "each": given.each, "tasks": 2 * given.each}
+    common = {
+        "work": arguments.work,
+        "clone": arguments.clone,
+        "context": CONTEXT,
+        "each": arguments.each,
+        "tasks": 2 * arguments.each,
+    }
     for name, engine, options, reward, turn in (
-        ("replay", "real_repositories:Replay", f'{{ rows = "{given.work}/all.jsonl" }}', "tests = 1.0", 8192),
+        ("replay", "real_repositories:Replay", f'{{ rows = "{arguments.work}/all.jsonl" }}', "tests = 1.0", 8192),
         ("random", "tiny", "{}", 'tests = 0.5\n"real_repositories:EvenTokens" = 0.5', 256),
     ):
-        config = given.work / f"{name}.toml"
+        config = arguments.work / f"{name}.toml"
         config.write_text(CONFIG.format(**common, name=name, engine=engine, options=options, reward=reward, turn=turn))
-        show(given.work / "runs" / name, train(config))
+        show(arguments.work / "runs" / name, train(config))
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -355,7 +362,7 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=Path, required=True, help="SWE-bench Verified, as .jsonl.gz")
     parser.add_argument("--clone", required=True, help="where mirrors are: /srv/mirrors/{repository}")
     parser.add_argument("--work", type=Path, required=True, help="a new folder, or one with images and without runs")
-    parser.add_argument("--each", type=int, default=3, help="natively and in images: how many tasks are trained on")
+    parser.add_argument("--each", type=int, default=3, help="number of tasks to train on, natively and in images each")
     arguments = parser.parse_args()
     if not (arguments.work / "images.jsonl").exists():
         asyncio.run(images(arguments))

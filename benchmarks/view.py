@@ -1,9 +1,9 @@
-"""How long a run of 10,000 episodes takes to open: reading its log, its list in a real browser, one episode's page.
+"""Seconds to open a run of 10,000 episodes: reading its log, its list in a real browser, one episode's page.
 
     python benchmarks/view.py [--episodes 10000] [--turns 4] [--tokens 200] [--run FOLDER]
 
-The run is made up: episodes of that many turns, each given and sampled that many tokens. Seconds are of the CPU and of
-the clock; in the browser (Chromium, if there is one) of the clock, from the request to the list that stands.
+The run is synthetic: episodes of `--turns` turns, each with `--tokens` given and as many sampled tokens. Seconds are
+CPU and wall-clock; in the browser (Chromium, if installed) wall-clock, from the request until the list is shown.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--pages", type=int, default=200, help="written to a folder, to say what all would take")
-    parser.add_argument("--run", type=Path, help="where the run is made, and stays")
+    parser.add_argument("--pages", type=int, default=200, help="further episode pages to render")
+    parser.add_argument("--run", type=Path, help="folder in which the run is made and kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         run = options.run or Path(temporary) / "run"
@@ -104,7 +104,7 @@ def timed(what: str, work: Callable[[], T]) -> T:
 
 
 def make(path: Path, episodes: int, turns: int, tokens: int) -> None:
-    """A run of groups of eight, a hundred episodes a step."""
+    """Write a run with groups of eight and a hundred episodes a step."""
     folder = RunFolder(path)
     folder.create(to_toml(Config.model_validate({"run": {"name": "made"}})), {"name": "made", "seed": 0})
     rng = random.Random(0)

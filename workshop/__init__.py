@@ -1,1 +1,1 @@
-"""How what ships with the package was made. Not part of the wheel."""
+"""Scripts that make the shipped policy and the generated documentation. Not part of the wheel."""

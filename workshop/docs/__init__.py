@@ -1,1 +1,1 @@
-"""What makes the documentation: its generated pages and its picture of an episode."""
+"""Generators of the documentation: reference pages, diagrams and the picture of an episode."""

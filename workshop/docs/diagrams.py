@@ -53,7 +53,7 @@ class Drawing:
             self.text(x + 10, y + 20 + LINE * line, remark, "s i" if css == "model" else "s")
 
     def arrow(self, *points: tuple[float, float], both: bool = False) -> None:
-        """Draw a line through `points` with a head at its end; `both`: at its beginning, too."""
+        """Draw a line through `points` with a head at its end; with `both` also at its beginning."""
         self.parts.append(f'<path class="arrow" d="M{" L".join(f"{x:g} {y:g}" for x, y in points)}"/>')
         ends = [(points[-2], points[-1])] + ([(points[1], points[0])] if both else [])
         for (x0, y0), (x, y) in ends:
@@ -89,7 +89,7 @@ class Drawing:
 
 
 def loop() -> Drawing:
-    """The way of data from tasks to new weights."""
+    """Draw the flow of data from tasks to new weights."""
     d = Drawing("The loop: from a task to new weights", 382)
     d.box(20, 60, 128, "Task source", "repository, issue,", "checks, reference")
     d.box(212, 60, 128, "Sandbox", "unmodified agent", "edits the code")
@@ -129,7 +129,7 @@ def loop() -> Drawing:
 
 
 def turns() -> Drawing:
-    """A session whose client rewrote its history once."""
+    """Draw a session whose client rewrote its history once."""
     d = Drawing("A session: turns form a tree, each leaf is a row", 352)
     d.legend(
         54,
@@ -177,7 +177,7 @@ def turns() -> Drawing:
 
 
 def prefix_tree() -> Drawing:
-    """Four rows that begin alike, apart and as a tree."""
+    """Draw four rows with a common prefix, one by one and as a tree."""
     d = Drawing("A prefix tree: rows that begin alike are computed once", 262)
     size = 15
     d.legend(54, ("box", "given", 20), ("model", "sampled, trained", 100))
@@ -212,7 +212,7 @@ def prefix_tree() -> Drawing:
 
 
 def run_folder() -> Drawing:
-    """What is written when, and who reads it."""
+    """Draw which files are written when, and which commands read them."""
     d = Drawing("A run folder: what is written when", 359)
     columns = (
         (20, "at the start", ("config.toml", "run.json", "tasks.jsonl", "model/"), "start"),
@@ -261,7 +261,7 @@ def run_folder() -> Drawing:
 
 
 def training() -> Drawing:
-    """Life cycle of a run of `crrl train`."""
+    """Draw the life cycle of a run of `crrl train`."""
     d = Drawing("A run of crrl train, from start to end", 384)
     d.box(20, 56, 150, "Plan", "all mistakes at once,", "memory, time")
     d.box(216, 56, 150, "Evaluate", "before the first step,", "then every N steps")
@@ -297,7 +297,7 @@ def training() -> Drawing:
 
 
 def serving() -> Drawing:
-    """Life cycle of a session of `crrl serve`, as a sequence."""
+    """Draw the life cycle of a session of `crrl serve`, as a sequence diagram."""
     d = Drawing("A session of crrl serve", 452)
     host, server, agent = 110, 380, 650
     for x, name, css in ((host, "your trainer", "box"), (server, "crrl serve", "model"), (agent, "any agent", "box")):

@@ -20,7 +20,7 @@ from coderepairrl.types import TokenSpan, Turn
 
 COLUMNS, CHARACTER, LINE = 120, 7.25, 18  # characters of a line; pixels of one, and of a line
 LEFT, WIDTH = 22, 914
-HEAD = 2  # lines that stay of the first prompt, which then describes the tools
+HEAD = 2  # lines kept of the system prompt, before its description of the tools
 END = "⏎"
 
 STYLE = """
@@ -48,10 +48,12 @@ Line = list[Piece]
 
 
 def lines(tokens: Iterator[Piece]) -> Iterator[Line]:
-    """Tokens in lines as they were written, except that lines which begin with markup share one where they fit."""
+    """Split tokens into lines; consecutive lines that begin with markup share one if they fit."""
     line: Line = []
-    for written in _written(tokens):
-        joined = _markup(line) and _markup(written) and _length(line) + _length(written) <= COLUMNS
+    for written in _split_at_newlines(tokens):
+        joined = (
+            _starts_with_markup(line) and _starts_with_markup(written) and _length(line) + _length(written) <= COLUMNS
+        )
         if line and not joined:
             yield line
             line = []
@@ -59,8 +61,8 @@ def lines(tokens: Iterator[Piece]) -> Iterator[Line]:
     yield line
 
 
-def _written(tokens: Iterator[Piece]) -> Iterator[Line]:
-    """Lines as they were written, the sign of a line's end in it and those of empty lines behind it."""
+def _split_at_newlines(tokens: Iterator[Piece]) -> Iterator[Line]:
+    """Split tokens at line ends and at `COLUMNS`; the marks of a line's end and of empty lines after it stay in it."""
     line: Line = []
     for text, origin in tokens:
         for part in re.split("(\n)", text):
@@ -77,17 +79,19 @@ def _length(line: Line) -> int:
     return sum(len(piece.text) for piece in line)
 
 
-def _markup(line: Line) -> bool:
+def _starts_with_markup(line: Line) -> bool:
     return "".join(piece.text for piece in line).startswith("<")
 
 
 def episode_lines(shown: EpisodeView) -> list[Line]:
-    """The episode in lines, less the description of the tools in the middle of the first prompt."""
+    """The episode in lines, without the description of the tools in the first prompt."""
     spans = [(span, origin) for turn in shown.episode.turns for span, origin in _spans(turn)]
     tokens = (Piece(text, origin) for span, origin in spans for text in decode_pieces(span.ids, shown.decode))
     whole = list(lines(token for token in tokens if token.text))
     user = next(
-        at for at, line in enumerate(whole) if "user" in "".join(piece.text for piece in line) and _markup(line)
+        at
+        for at, line in enumerate(whole)
+        if "user" in "".join(piece.text for piece in line) and _starts_with_markup(line)
     )
     return [*whole[:HEAD], [Piece("... what the tools are, and how to call them ...", "note")], *whole[user:]]
 
@@ -97,7 +101,7 @@ def _spans(turn: Turn) -> tuple[tuple[TokenSpan, str], tuple[TokenSpan, str]]:
 
 
 def draw(shown: EpisodeView) -> str:
-    """The picture, as SVG for light and dark pages."""
+    """Draw the picture as SVG for light and dark pages."""
     episode = shown.episode
     trained = sum(len(turn.output) for turn in episode.turns if shown.trained[turn.index] == "trained")
     advantage = "" if shown.advantage is None else f", advantage in its group of attempts {shown.advantage:+.2f}"

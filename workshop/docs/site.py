@@ -1,4 +1,4 @@
-"""What `make docs` adds to the written pages: commands, protocols and types, from the source.
+"""Pages that `make docs` generates from the source: commands, protocols and types.
 
 Called by mkdocs (``hooks`` in mkdocs.yml).
 """
@@ -21,7 +21,7 @@ from coderepairrl import protocols, types
 from coderepairrl.cli import app
 
 NAMED = re.compile(r"(?<![`\w/])docs/(\w+)/([\w-]+)\.md")
-"""A page as text names it; not a path in code."""
+"""The name of a page in plain text, such as docs/guides/tasks.md; not in code or in a longer path."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -33,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Add every command to its page, and make links of pages that help and settings name (docs/guides/tasks.md)."""
+    """Add every command to its page, and turn page names in help and settings (docs/guides/tasks.md) into links."""
     if page.file.src_uri == "reference/commands.md":
         markdown = f"{markdown}\n{commands()}"
     elif not page.file.src_uri.startswith("reference/config"):
@@ -64,7 +64,7 @@ def _command(command: object, name: str) -> Iterator[str]:
 
 
 def module_page(module: ModuleType) -> str:
-    """The classes of a module as they stand in its source, under its docstring."""
+    """A page with a module's docstring and the source of its public classes."""
     source = inspect.getsource(module)
     title = module.__name__.rpartition(".")[2].capitalize()
     parts = [

@@ -1,1 +1,1 @@
-"""How the shipped tiny policy is made, and the bar that `make hello` has to pass."""
+"""Scripts that make the shipped tiny policy, and the bar that `crrl hello` has to pass."""

@@ -1,8 +1,8 @@
-"""``make hello-bar``: what `crrl hello` must show to be believed, over several seeds, beside a control.
+"""``make hello-bar``: the improvement that `crrl hello` must show over several seeds, beside a control run.
 
-Each seed is a run of the shipped config with two more evaluations, greedy and on functions that no training task and
-no demonstration ever touched. The control goes on with supervised training instead, for about as long. A
-finished run is not run again, so the command can be interrupted.
+Each seed is a run of the shipped config with two more evaluations: greedy, and on functions that occur in no training
+task and no demonstration. The control continues supervised training instead, for about the same CPU time. Finished
+runs are not repeated, so the command can be interrupted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONTROL: Sequence[str] = (
     *("data.held_out=0", "data.batch=8", "data.epochs=1"),
     *("train.lr=1e-3", "train.warmup_ratio=0.05"),
 )
-"""Of the control: the settings of the last stage of `hello.toml`, for about the CPU time of 60 steps of reinforcement
+"""Settings of the control: those of the last stage of `hello.toml`, for about the CPU time of 60 steps of reinforcement
 learning."""
 BAR = {"patch_lines": 0.20, "tests": 0.20}
 """Least pooled gain of the sampled policy on held-out tasks."""
@@ -48,12 +48,12 @@ TASKS, FUNCTIONS = 256, 15
 SHOWN = ("patch_edits", "patch_lines", "tests", "tests_per_patch", "empty_patches", "tool_success", "limit")
 
 Episodes = tuple[list[Episode], list[Episode]]
-"""Of an evaluation, before and after."""
+"""Episodes of an evaluation, before and after training."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarCheck:
-    """One demand, whether it is met, and by what."""
+    """One demand, whether it is met, and the measured value."""
 
     demand: str
     met: bool
@@ -72,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     name, settings = ("hello-short", SHORT) if options.short else ("hello-bar", FULL)
     overrides = [*settings, *options.overrides]
-    runs = {seed: finished([f"run.name={name}-{seed}", f"run.seed={seed}", *overrides]) for seed in options.seeds}
+    runs = {seed: finish_run([f"run.name={name}-{seed}", f"run.seed={seed}", *overrides]) for seed in options.seeds}
     control = None if options.short else control_run(options.seeds[0], overrides)
     found = {f"seed {seed}": evaluations(path, path) for seed, path in runs.items()}
     if len(runs) > 1:
@@ -87,15 +87,15 @@ def main() -> None:
 
 
 def control_run(seed: int, overrides: Sequence[str]) -> Path:
-    """An evaluation of the shipped policy after more supervised training."""
+    """Evaluate the shipped policy after more supervised training; returns the run's folder."""
     config = configs.load_config("hello", overrides)
-    model = more_demonstrations(models.find_model_folder(config.model.path), Path(config.run.dir))
+    model = train_on_more_demonstrations(models.find_model_folder(config.model.path), Path(config.run.dir))
     also = ["run.steps=0", "eval.after=false", f"model.path={model}", "tasks.learned=train"]
-    return finished([f"run.name=hello-bar-control-{seed}", f"run.seed={seed}", *overrides, *also])
+    return finish_run([f"run.name=hello-bar-control-{seed}", f"run.seed={seed}", *overrides, *also])
 
 
-def more_demonstrations(model: Path, runs: Path) -> Path:
-    """The folder in `runs` of a finished `crrl sft` of `model` on more examples of the last lesson."""
+def train_on_more_demonstrations(model: Path, runs: Path) -> Path:
+    """Fine-tune `model` on more examples of the last lesson, unless done; returns the run's folder in `runs`."""
     learned = runs / "hello-bar-control.parquet"
     if not learned.exists():
         runs.mkdir(parents=True, exist_ok=True)
@@ -109,13 +109,13 @@ def more_demonstrations(model: Path, runs: Path) -> Path:
 
 
 def has_ended(run: Path) -> bool:
-    """Whether the last process of the run in `run` came to its end."""
+    """Whether the last process of the run in `run` finished."""
     kinds = [record["type"] for record in open_run(run).records()] if (run / "log.jsonl").exists() else []
     return [kind for kind in kinds if kind != "used"][-1:] == ["end"]
 
 
-def finished(overrides: Sequence[str]) -> Path:
-    """The folder of a finished run with these settings: one is started, gone on with, or there already."""
+def finish_run(overrides: Sequence[str]) -> Path:
+    """Start or resume the run with these settings unless it has ended; returns its folder."""
     config = configs.load_config("hello", overrides)
     path = Path(config.run.dir) / config.run.name
     if not (path / "run.json").exists():
@@ -128,7 +128,7 @@ def finished(overrides: Sequence[str]) -> Path:
 
 
 def evaluations(first: Path, second: Path) -> dict[str, Episodes]:
-    """Every evaluation of a run, and its shares: before (of `first`), and the last one (of `second`)."""
+    """Episodes of every evaluation, also by quoting of issues: the first of the run `first`, the last of `second`."""
     config = configs.load_config(second)
     found: dict[str, Episodes] = {}
     for name in config.eval.each:
@@ -143,7 +143,7 @@ def evaluations(first: Path, second: Path) -> dict[str, Episodes]:
 
 
 def pooled(seeds: Sequence[Mapping[str, Episodes]]) -> dict[str, Episodes]:
-    """All seeds as one: a task's mean is over its attempts in all of them."""
+    """Pool the seeds: a task's mean is over its attempts in all of them."""
     return {
         name: ([e for seed in seeds for e in seed[name][0]], [e for seed in seeds for e in seed[name][1]])
         for name in seeds[0]
@@ -159,7 +159,7 @@ def _changes(episodes: Episodes) -> dict[str, Interval]:
 
 
 def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
-    """The demands, in the order of what they ask for. One seed alone is judged as the pool of itself."""
+    """Check all demands. A single seed counts as the pool."""
     pool = _pool(found)
     tasks = {episode.task_id for episode in pool["sampled"][0]}
     functions = set(cluster_episodes(pool["sampled"][0]).values())
@@ -187,7 +187,7 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
 def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     """Whether a few steps of all seeds together have improved the policy on held-out tasks at all.
 
-    Passing tests is all or nothing, and its interval after 12 steps is too wide to be asked for more than its middle.
+    Tests either pass or not, so that their interval after 12 steps is wide: only its mean must be above zero.
     """
     change = _changes(_pool(found)["sampled"])
     lines, tests = (change[name] for name in BAR)

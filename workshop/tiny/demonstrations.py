@@ -1,8 +1,8 @@
 """Scripted, imperfect demonstrations: explore, read, patch, with the mistakes of somebody in a hurry.
 
-The expert knows the bug, but it repairs only about `Habits.exact` of the exercises: it slips on the right line, edits
-another line, misquotes what it wants to replace, or gives up. A policy that imitates it knows the moves and is
-mediocre at them; learning to repair is left to reinforcement learning.
+The expert knows the bug, but it repairs only about `Habits.exact` of the exercises: it changes the right line wrongly,
+edits another line, misquotes the text to replace, or gives up. A policy that imitates it knows the tools and repairs
+little; learning to repair is left to reinforcement learning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How often the expert does what. The five endings sum to 1 with `exact`."""
+    """Probabilities of the expert's actions. `exact`, `slip`, `elsewhere`, `misquote` and `give_up` sum to 1."""
 
     look_around: float = 0.15
     """Lists the files first."""
@@ -44,15 +44,15 @@ class Habits:
     give_up: float = 0.08
     """Submits without a change."""
     unchanged: float = 0.0
-    """First replaces the broken line by itself, and is told so; with this probability a second time, too. The mistake
-    is shown but not taught (`row`): a policy makes it by itself, and what it lacks is how to go on."""
+    """First replaces the broken line by itself, and is told so; with this probability also a second time. The mistake
+    is not trained on (`row`): a policy makes it anyway, and must learn how to continue after it."""
     resign: float = 0.5
     """Gives up after that."""
 
 
 def habits(exact: float, unchanged: float = 0.0) -> Habits:
-    """The expert's usual habits, but that it repairs the share `exact` of the exercises; its other endings keep their
-    proportions. With 1 it makes no mistake at all on the way. Raises `UsageError` for what is no share.
+    """The expert's usual habits with `exact` as the share of exercises that it repairs; its other endings keep their
+    proportions. With 1 it makes no mistakes on the way either. Raises `UsageError` for shares outside 0 to 1.
 
     >>> habits(0.8).slip, habits(0.6) == Habits(), habits(1.0).wrong_file
     (0.075, True, 0.0)
@@ -71,7 +71,7 @@ def habits(exact: float, unchanged: float = 0.0) -> Habits:
 def demonstrate(
     exercise: Exercise, habits: Habits, rng: Random, tools: Sequence[Mapping[str, Any]] = prompt.TOOLS
 ) -> list[Message]:
-    """A whole conversation, system prompt (always Nano's) to submission, with the `tools` of Nano or `nano4`.
+    """Write a whole conversation, system prompt (always Nano's) to submission, with the `tools` of Nano or `nano4`.
 
     Raises `UsageError` for other tools.
     """
@@ -130,9 +130,9 @@ def demonstrate(
 
 
 def row(codec: Codec, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """Ids of a conversation, and which of them the policy learns to say: exactly what it would sample.
+    """Ids of a conversation, and a mask of those to train on: the tokens that the policy would sample.
 
-    Not the scaffolding, and not the calls that replaced a text by itself.
+    Calls that replaced a text by itself are not trained on.
     """
     ((ids, trained),) = make_conversation_rows(codec, messages, prompt.TOOLS)
     said = list(trained)
@@ -161,7 +161,7 @@ def another_edit(exercise: Exercise, rng: Random) -> tuple[str, str]:
 
 
 def _edits(exercise: Exercise, line: str) -> list[str]:
-    """What one-line mutations make of `line` where it stands."""
+    """Results of all one-line mutations of `line` in the exercise's file."""
     source = exercise.files[exercise.path]
     number = next(n for n, text in enumerate(source.splitlines(), 1) if text.strip() == line)
     made = [m for m in list_mutations(source) if m.line == number]
@@ -170,7 +170,7 @@ def _edits(exercise: Exercise, line: str) -> list[str]:
 
 
 def misquoted(line: str, rng: Random) -> str:
-    """`line` with a word lost or doubled."""
+    """`line` with a word missing or doubled."""
     words = line.split(" ")
     at = rng.randrange(len(words))
     return " ".join(words[:at] + words[at + 1 :] if len(words) > 1 and rng.random() < 0.5 else words[: at + 1] * 2)

@@ -1,8 +1,8 @@
-"""The same exercise under other names, so that a policy must read and copy what it could otherwise recite.
+"""Exercises with other names, so that a policy must read and copy what it could otherwise recite.
 
 Trained on some eighty functions as they are, a policy learns them by heart, which lowers the loss faster than
-learning to copy, and it fails on the first name it has not seen. Behind new names for module, functions and
-variables only the structure can be known beforehand.
+learning to copy, and it fails on the first name it has not seen. With new names for module, functions and variables
+only the structure can be memorised.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _NAMES = re.compile("|".join([re.escape(text.split("{")[0]) for text in QUOTES] 
 
 def disguise(exercise: Exercise, rng: Random) -> Exercise:
     """`exercise` with its module, functions and variables renamed throughout, issue included."""
-    functions, variables = _named(exercise.files[exercise.path])
+    functions, variables = _find_names(exercise.files[exercise.path])
     names = dict(zip(sorted(variables - {"_"}), rng.sample(VARIABLES, len(VARIABLES)), strict=False))
-    names |= {name: _spelled(rng) for name in functions}
-    module, other = exercise.mutant.function.module, _spelled(rng)
+    names |= {name: _make_name(rng) for name in functions}
+    module, other = exercise.mutant.function.module, _make_name(rng)
     modules = {module: other, f"test_{module}": f"test_{other}"}
     names |= modules
 
@@ -49,8 +49,8 @@ def disguise(exercise: Exercise, rng: Random) -> Exercise:
     )
 
 
-def _named(source: str) -> tuple[list[str], set[str]]:
-    """Names of functions, and of parameters and variables."""
+def _find_names(source: str) -> tuple[list[str], set[str]]:
+    """Names of functions, and names of parameters and variables."""
     nodes = list(ast.walk(ast.parse(source)))
     functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
     variables = {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -58,8 +58,8 @@ def _named(source: str) -> tuple[list[str], set[str]]:
     return functions, variables
 
 
-def _spelled(rng: Random) -> str:
+def _make_name(rng: Random) -> str:
     """A name of random letters, sometimes in two parts."""
     parts = ("".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 6))) for _ in range(rng.choice((1, 1, 2))))
     name = "_".join(parts)
-    return _spelled(rng) if keyword.iskeyword(name) else name
+    return _make_name(rng) if keyword.iskeyword(name) else name

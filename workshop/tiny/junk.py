@@ -1,4 +1,4 @@
-"""``python -m workshop.tiny.junk``: what a random edit in the right file earns, the line that a figure must show.
+"""``python -m workshop.tiny.junk``: the reward of a random edit in the right file, a baseline for figures of rewards.
 
 A reward on which such an edit scores high can rise while nothing is repaired.
 """
@@ -17,7 +17,7 @@ from workshop.tiny.demonstrations import another_edit
 from workshop.tiny.measure import held_out
 
 
-def junk_edits(count: int = 256, seed: int = 0) -> dict[str, float]:
+def score_junk_edits(count: int = 256, seed: int = 0) -> dict[str, float]:
     """Mean reward of a one-line edit beside the bug, by reward, over held-out bugs."""
     rng = Random(f"junk/{seed}")
     rewards = (PatchSimilarity(), PatchLines(), PatchEdits())
@@ -33,4 +33,4 @@ def junk_edits(count: int = 256, seed: int = 0) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(junk_edits()))
+    print(json.dumps(score_junk_edits()))

@@ -1,12 +1,12 @@
 """``python -m workshop.tiny.kinds FOLDER``: miniatures of four kinds of tasks, and scripted demonstrations of them.
 
-Three are made of the corpus of the source ``mutants``, so that the tiny policy can read them: bugs to repair with tools
-(``tools``) or in one reply (``repair``), and repairs that are to be told apart by the family of the bug (``detect``).
-The fourth, ``implement``, asks for a function of one line that is described in words: the policy is too small for those
-of the corpus. Mutations, and of ``implement`` formulas, are of three sorts, and none is of two: demonstrated, most of
-them under other names, to be trained on by rewards, or held out.
+Three are made from the corpus of the source ``mutants``, so that the tiny policy can read them: bugs to repair with
+tools (``tools``) or in one reply (``repair``), and repairs to classify by the family of the bug (``detect``). The
+fourth, ``implement``, asks for a function of one line that is described in words: the policy is too small for those of
+the corpus. Each mutation, or formula of ``implement``, has one use: it is demonstrated (mostly under other names),
+trained on by rewards, or held out.
 
-The expert fails on purpose, at rates (`RIGHT`) that leave something to learn from rewards.
+The expert fails on purpose: only a share `RIGHT` of its demonstrations is right, to leave room for rewards.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from workshop.tiny.disguise import disguise
 
 KINDS = ("detect", "repair", "tools", "implement")
 FAMILIES = ("comparison", "missing return", "off by one", "operator", "wrong variable")
-"""What ``detect`` asks for: the families of mutations with most mutants."""
+"""Answers of ``detect``: the families of mutations with most mutants."""
 RIGHT = 0.6
-"""How often the expert does it right."""
+"""Share of right demonstrations."""
 TEST = 160
-"""Held-out tasks of a kind at most."""
+"""Most held-out tasks of a kind."""
 DRAWS = {"detect": 20, "repair": 8, "tools": 2, "implement": 24}
 """Demonstrations of each mutation or formula."""
 DISGUISED = 0.75
-"""Share of demonstrated mutations that are told under other names."""
+"""Share of demonstrations under other names."""
 
 Use = Literal["shown", "train", "test"]
 
 
 class Formula(NamedTuple):
-    """What a function of ``implement`` gives: a first step of two arguments, then one with a constant."""
+    """The value of a function of ``implement``: a first step of two arguments, then one with a constant."""
 
     first: str
     second: str
@@ -66,19 +66,19 @@ class Formula(NamedTuple):
 
     @property
     def described(self) -> str:
-        """In words."""
+        """The formula in words."""
         return f"{FIRST[self.first]}, {SECOND[self.second]} {self.constant}"
 
     @property
     def use(self) -> Use:
-        """A quarter is held out; of the others half are shown."""
+        """The formula's use: a quarter is held out, and half of the others are shown."""
         return _use(f"implement/{self}", held_out=0.25)
 
     def function(self, name: str) -> Function:
-        """As a function `name`, with three checks."""
+        """The formula as a function `name`, with three checks."""
         source = f"def {name}(a, b):\n    return {self.first} {self.second} {self.constant}"
         scope: dict[str, Any] = {}
-        exec(source, scope)  # ours, of the tables above
+        exec(source, scope)  # safe: built from the tables below
         calls = ((7, 2), (3, 5), (12, 30))
         checks = tuple(Check(f"{name}({a}, {b})", repr(scope[name](a, b))) for a, b in calls)
         return Function("calc", name, source, checks)
@@ -94,7 +94,7 @@ FIRST = {
 }
 SECOND = {"+": "plus", "-": "minus", "*": "times", "//": "over", "%": "modulo"}
 NAMES = "fghmnpqrstuvwxyz"
-"""Of functions."""
+"""Names of functions."""
 FORMULAS = tuple(Formula(*each) for each in product(FIRST, SECOND, range(2, 10)))
 
 
@@ -125,7 +125,7 @@ def demonstrations(kind: str) -> Iterator[Example]:
     for key, what in keys:
         for draw in range(DRAWS[kind]):
             name = f"{kind}/{key}#{draw}"
-            messages = _shown(kind, what, Random(name))
+            messages = _demonstrate(kind, what, Random(name))
             if messages:
                 yield Example(
                     id=name,
@@ -141,15 +141,15 @@ def demonstrations(kind: str) -> Iterator[Example]:
                 )
 
 
-def _shown(kind: str, what: Mutant | Formula, rng: Random) -> list[Message]:
-    """One conversation; none of a mutation that is not unique in its file."""
+def _demonstrate(kind: str, what: Mutant | Formula, rng: Random) -> list[Message]:
+    """Write one conversation; empty for a mutation that is not unique in its file."""
     right = rng.random() < RIGHT
     if isinstance(what, Formula):
         function = what.function(rng.choice(NAMES))
         wrong = [each for each in FORMULAS if each != what and (each[0] == what[0]) + (each[1:] == what[1:])]
         written = (what if right else rng.choice(wrong)).function(function.name)
         block = Block("calc.py", (_mask(function),), tuple(written.source.splitlines()))
-        return _said(_described(what, function.name), _block(block))
+        return _make_conversation(_make_implement_prompt(what, function.name), _block(block))
     made = make_exercise(what, rng, quoted=True)
     if made is None:
         return []
@@ -158,12 +158,12 @@ def _shown(kind: str, what: Mutant | Formula, rng: Random) -> list[Message]:
     if kind == "tools":
         return demonstrate(made, Habits(), rng)
     if kind == "repair":
-        return _said(
+        return _make_conversation(
             f"{made.prompt.rstrip()}\n\n{made.path}\n```\n{made.files[made.path]}```\n", _edit(made, right, rng)
         )
     family = what.mutation.kind
     answer = family if right else rng.choice([other for other in FAMILIES if other != family])
-    return _said(_asked(made.broken_line, made.fixed_line), answer)
+    return _make_conversation(_make_detect_prompt(made.broken_line, made.fixed_line), answer)
 
 
 def make(folder: Path, of: Iterable[str] = KINDS) -> None:
@@ -175,18 +175,18 @@ def make(folder: Path, of: Iterable[str] = KINDS) -> None:
 
 
 def _use(key: str, held_out: float) -> Use:
-    """By the key alone, whatever the order."""
+    """Draw a use that depends on the key alone, not on the order."""
     drawn = Random(f"use/{key}").random()
     return "test" if drawn < held_out else "shown" if drawn < (1 + held_out) / 2 else "train"
 
 
 def _use_of(mutant: Mutant) -> Use | None:
-    """The mutations of the source's own split ``train`` are shown, or trained on."""
+    """A mutant's use: those of the source's split ``train`` are shown or trained on."""
     return {"test": "test", "train": _use(mutant.key, held_out=0.0), "unseen": None}[mutant.split]
 
 
 def _of_families(use: str) -> list[Mutant]:
-    """Mutants of `FAMILIES` in turn, as many of each."""
+    """Mutants of `FAMILIES` in turn, the same number of each."""
     pools: list[list[Mutant]] = []
     for family in FAMILIES:
         pool = [each for each in load_mutants() if _use_of(each) == use and each.mutation.kind == family]
@@ -196,14 +196,14 @@ def _of_families(use: str) -> list[Mutant]:
     return list(chain.from_iterable(zip(*(pool[:least] for pool in pools), strict=True)))
 
 
-def _asked(broken: str, fixed: str) -> str:
+def _make_detect_prompt(broken: str, fixed: str) -> str:
     return f"{', '.join(FAMILIES)}?\n- {broken}\n+ {fixed}\n"
 
 
 def _detect(mutant: Mutant) -> Task:
     return Task(
         id=f"detect/{mutant.key}",
-        prompt=_asked(mutant.broken_line, mutant.fixed_line),
+        prompt=_make_detect_prompt(mutant.broken_line, mutant.fixed_line),
         language="python",
         workspace="",
         reference=b"",
@@ -219,11 +219,11 @@ def _mask(function: Function) -> str:
 
 
 def _place(formula: Formula) -> str:
-    """Two steps, by which intervals are clustered, and the constant."""
+    """The key of a formula: its two steps, by which intervals are clustered, and the constant."""
     return f"calc.{FIRST[formula.first].replace(' ', '_')}-{SECOND[formula.second]}/{formula.constant}"
 
 
-def _described(formula: Formula, name: str) -> str:
+def _make_implement_prompt(formula: Formula, name: str) -> str:
     return f"calc.py: write {name}(a, b): {formula.described}.\n```\n{_mask(formula.function(name))}\n```\n"
 
 
@@ -234,7 +234,7 @@ def _implement(formula: Formula, use: str) -> Task:
     files = {name: text.encode() for name, text in {whole.path: masked, **whole.tests}.items()}
     return Task(
         id=f"implement/{_place(formula)}",
-        prompt=_described(formula, function.name),
+        prompt=_make_implement_prompt(formula, function.name),
         language="python",
         workspace=f"dir:{store_folder(user_cache() / 'kinds', files)}",
         reference=format_diff(whole.path, masked, whole.text),
@@ -245,17 +245,17 @@ def _implement(formula: Formula, use: str) -> Task:
     )
 
 
-def _said(asked: str, reply: str) -> list[Message]:
+def _make_conversation(asked: str, reply: str) -> list[Message]:
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": reply.strip()}]
 
 
 def _block(block: Block) -> str:
-    """`block` with the shortest markers that `direct` reads: the tiny policy writes them sign by sign."""
+    """`block` with the shortest markers that `direct` reads: the tiny policy writes them character by character."""
     return "\n".join([block.path, "<< SEARCH", *block.search, "=====", *block.replace, ">> REPLACE"])
 
 
 def _edit(made: Exercise, right: bool, rng: Random) -> str:
-    """The repair as a block of one line; where it is not `right`, a slip, another line's change, or a misquotation."""
+    """The repair as a block of one line; unless `right`, a wrong change, another line's change, or a misquotation."""
     old, new = made.broken_line, made.fixed_line
     if not right:
         wrong = rng.random()

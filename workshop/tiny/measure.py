@@ -52,7 +52,7 @@ def measure(
 
 
 def measure_all(folder: Path) -> None:
-    """Print what the policy in `folder` does in simulated episodes, sampled and greedy."""
+    """Print `measure` of the policy in `folder` by split and quoting, sampled and greedy."""
     from safetensors.torch import load_file
 
     codec, tensors = load_codec(folder), load_file(folder / "model.safetensors")

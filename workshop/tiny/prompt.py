@@ -1,4 +1,4 @@
-"""The exact words between Nano and the tiny policy: one place for the shipped config, the tokenizer and the warm start.
+"""The exact texts between Nano and the tiny policy, for the shipped config, the tokenizer and the warm start.
 
 The tiny policy knows one system prompt, one pair of tool schemas and Nano's `compact` answers. They are Nano's own
 (`agents.texts`), so that nothing here can drift from what the agent really sends.
@@ -23,7 +23,7 @@ TEXTS = COMPACT
 SYSTEM = COMPACT_SYSTEM
 TOOLS: list[dict[str, Any]] = build_tool_schemas("compact", {})
 DONE = "done"
-"""What the policy says when it submits."""
+"""The policy's last reply, which submits."""
 
 
 def opening(prompt: str) -> list[dict[str, Any]]:

@@ -1,9 +1,8 @@
 """``python -m workshop.tiny.prune MODEL FOLDER --neurons N``: a student, the model with narrower MLPs.
 
-Of each layer's neurons those stay whose weights are largest: by the product of the norms of what a neuron reads (gate
-and up) and of what it writes (down). No data is looked at. What is left of the model is worse, and is taught again by
-the whole one: pruning, then distillation (Muralidharan et al. 2024, arXiv 2407.14679), with the simplest choice of
-neurons.
+Each layer keeps the neurons with the largest product of the norms of their gate, up and down weights; no data is used.
+The pruned model is worse until it is distilled from the whole one (Muralidharan et al. 2024, arXiv 2407.14679;
+here with the simplest choice of neurons).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def prune(model: str, folder: Path, neurons: int) -> None:
     tensors = load_file(folder / "model.safetensors")
     for layer in range(config["num_hidden_layers"]):
         gate, up, down = (f"model.layers.{layer}.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
-        kept = _largest(tensors[gate], tensors[up], tensors[down], neurons)
+        kept = _find_largest(tensors[gate], tensors[up], tensors[down], neurons)
         tensors |= {gate: tensors[gate][kept], up: tensors[up][kept], down: tensors[down][:, kept]}
     save_weights(tensors, folder / "model.safetensors")
     narrower = json.dumps(config | {"intermediate_size": neurons}, indent=2)
@@ -47,8 +46,8 @@ def prune(model: str, folder: Path, neurons: int) -> None:
     write_checksums(folder)
 
 
-def _largest(gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor, neurons: int) -> Tensor:
-    """The indices of the neurons that are kept, in their order."""
+def _find_largest(gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor, neurons: int) -> Tensor:
+    """Sorted indices (neurons) of the neurons to keep."""
     size_F = gate_FD.float().norm(dim=1) * up_FD.float().norm(dim=1) * down_DF.float().norm(dim=0)
     kept: Tensor = size_F.topk(neurons).indices.sort().values
     return kept

@@ -1,4 +1,4 @@
-"""``python -m workshop.tiny.ship MODEL FOLDER``: the folder that is shipped, of a policy that the pipeline made."""
+"""``python -m workshop.tiny.ship MODEL FOLDER``: write the folder to ship, from a policy of the pipeline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def main() -> None:
-    """Write it."""
+    """Write the folder to ship."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a run of the pipeline, or a model folder")
     parser.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""Many simulated episodes at once: the policy and `Workspace`, turn by turn, on the tiny engine's forward pass.
+"""Many simulated episodes at once: the policy on the tiny engine's forward pass, with `Workspace` for tools.
 
 For the warm start and for quick experiments only. `crrl hello` and every published number of it use the real agent,
 gateway, sandbox and rewards.
@@ -25,7 +25,7 @@ from workshop.tiny.workspace import Workspace
 
 @dataclass(slots=True)
 class Attempt:
-    """One simulated episode: its ids, which of them were sampled and with what logprob, and the files it left."""
+    """One simulated episode: its ids, a mask of the sampled ones (`said`), their logprobs, and the files."""
 
     exercise: Exercise
     workspace: Workspace
@@ -43,7 +43,7 @@ class Attempt:
 
     @property
     def exact(self) -> bool:
-        """Whether the file is the oracle's, to the byte."""
+        """Whether the file equals the repaired one."""
         return self.content == self.exercise.fixed
 
     @property
@@ -82,7 +82,7 @@ class Simulation:
             for slot, token, logprob in zip(slots, tokens, logprobs, strict=True):
                 attempt = running[slot][0]
                 running[slot] = (attempt, len(attempt.ids))
-                self._said(attempt, token, logprob)
+                self._append_sampled(attempt, token, logprob)
                 if attempt.ended:
                     del running[slot]
         return attempts
@@ -91,7 +91,7 @@ class Simulation:
         ids = self.codec.render(prompt.opening(exercise.prompt), prompt.TOOLS)
         return Attempt(exercise, Workspace(exercise.files), ids, [False] * len(ids), [0.0] * len(ids))
 
-    def _said(self, attempt: Attempt, token: int, logprob: float) -> None:
+    def _append_sampled(self, attempt: Attempt, token: int, logprob: float) -> None:
         attempt.ids.append(token)
         attempt.said.append(True)
         attempt.logprobs.append(logprob)
@@ -102,7 +102,7 @@ class Simulation:
             attempt.ended = "tokens"
 
     def _act(self, attempt: Attempt) -> None:
-        """Do what the finished reply asks for, and append the answer."""
+        """Execute the calls of the finished reply, and append their results."""
         reply = self.codec.parse(attempt.turn)
         if not reply.calls:
             attempt.ended = "submitted"

@@ -1,10 +1,9 @@
 """``python -m workshop.tiny.teacher``: the scripted expert of `demonstrations` behind an OpenAI-compatible endpoint.
 
-Whoever asks it about a task of the source ``mutants`` gets the expert's next move, with the tools of `nano` or `nano4`,
-whichever are offered, so trajectories are collected from it as from any provider's model: by the real agent, in the
-sandbox, judged by the rewards. It keeps nothing between requests, and the same conversation always gets the same reply;
-how the expert goes about a task is drawn from the issue. It knows the tasks with their answers, so it is no policy, and
-its reward is what its habits make it.
+It answers a conversation about a task of the source ``mutants`` with the expert's next message, using the offered tools
+of `nano` or `nano4`, so that trajectories can be collected from it as from any provider's model: by the real agent, in
+the sandbox, judged by the rewards. It is stateless, and the same conversation always gets the same reply; the expert's
+random choices are seeded by the issue. It knows the repairs, so its reward depends only on its habits.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from coderepairrl.tokens import Codec, load_codec
 from workshop.tiny.demonstrations import Habits, Message, demonstrate, habits
 
 NAME = "scripted-expert"
-"""What the model is called."""
+"""Name of the model."""
 
 
 class Teacher:
@@ -45,24 +44,24 @@ class Teacher:
     def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
         """The expert's next message in a conversation of an agent about one of the tasks, with the agent's `tools`.
 
-        Tasks may share an issue; the expert means the first one of which all that was said so far could be. Raises
-        `UsageError` for a conversation about another task, and for one whose replies are not the expert's.
+        Of tasks that share an issue it takes the first that is consistent with the conversation. Raises `UsageError`
+        for a conversation about another task, and for one whose replies are not the expert's.
         """
         issue = next((str(each.get("content")) for each in messages if each.get("role") == "user"), "")
         if issue not in self._exercises:
             raise UsageError("this is no task of the source mutants with the teacher's seed")
-        so_far = [_essence(each) for each in messages if each.get("role") in ("assistant", "tool")]
+        so_far = [_normalise(each) for each in messages if each.get("role") in ("assistant", "tool")]
         for made in self._exercises[issue]:
-            # drawn from the issue alone: until a file was read, those that share it go on alike
+            # seeded by the issue alone: tasks that share it agree until a file was read
             shown = demonstrate(made, self.habits, Random(issue), tools)
             whole = [each for each in shown if each["role"] in ("assistant", "tool")]
-            if len(so_far) < len(whole) and so_far == [_essence(each) for each in whole[: len(so_far)]]:
+            if len(so_far) < len(whole) and so_far == [_normalise(each) for each in whole[: len(so_far)]]:
                 return whole[len(so_far)]
         raise UsageError("the expert would not have said what the conversation has it say")
 
 
-def _essence(message: Message) -> tuple[Any, ...]:
-    """What of a message decides what comes next: an agent numbers its calls, and may repeat them in other JSON."""
+def _normalise(message: Message) -> tuple[Any, ...]:
+    """The parts of a message to compare: an agent numbers its calls, and may repeat them in other JSON."""
     calls = [
         (call["function"]["name"], json.loads(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
@@ -77,7 +76,7 @@ def _codec() -> Codec:
 
 def completion(teacher: Teacher, body: Mapping[str, Any]) -> dict[str, Any]:
     """The response to a Chat Completions request, with tokens counted as those of ``builtin:tiny``. Raises what
-    `Teacher.reply` raises, and `UsageError` for what it does not do."""
+    `Teacher.reply` raises, and `UsageError` for streaming."""
     if body.get("stream"):
         raise UsageError("this teacher does not stream")
     messages, tools = body["messages"], body.get("tools") or []
@@ -107,7 +106,7 @@ def completion(teacher: Teacher, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def application(teacher: Teacher) -> web.Application:
-    """The two routes that clients ask: ``/v1/models`` and ``/v1/chat/completions``."""
+    """An application with the routes ``/v1/models`` and ``/v1/chat/completions``."""
 
     async def cards(request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": NAME, "object": "model"}]})
@@ -125,8 +124,7 @@ def application(teacher: Teacher) -> web.Application:
 
 
 async def serve(teacher: Teacher, port: int) -> None:
-    """Listen on the loopback interface until cancelled; the URL is printed once requests are answered. Port 0 is any
-    that is free."""
+    """Listen on the loopback interface until cancelled; print the URL once ready. Port 0 takes any free port."""
     runner = web.AppRunner(application(teacher), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
@@ -141,7 +139,7 @@ async def serve(teacher: Teacher, port: int) -> None:
 def main() -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; else a free one, which is printed")
+    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; by default a free one, which is printed")
     parser.add_argument("--exact", type=float, default=Habits().exact, help="share of the exercises that it repairs")
     parser.add_argument(
         "--unchanged", type=float, default=0.0, help="share in which it first replaces a line by itself"

@@ -1,12 +1,12 @@
 """The tiny policy's tokenizer: single tokens for what never changes, lexemes for code, bytes for everything else.
 
-A small vocabulary is what makes copying form within minutes on a CPU (a policy that repairs by search and replace
-must copy first). So the constant prompt, the tool schemas, the JSON around a call and the phrases of issues are one
-token each, operators and words that several training functions share are one token each, and every other text, names
-of files and functions included, is spelled in bytes: no text is unknown, and ``decode(encode(x)) == x``.
+Repairs by search and replace need copying, which a small vocabulary lets a policy learn in minutes on a CPU. So the
+constant prompt, the tool schemas, the JSON around a call and the phrases of issues are one token each, operators and
+words that several training functions share are one token each, and every other text, names of files and functions
+included, is encoded in bytes: no text is unknown, and ``decode(encode(x)) == x``.
 
 It is byte-level BPE without merges: a regular expression cuts out the known pieces, leftmost and longest first, and
-`ignore_merges` looks each up as a whole; what remains falls apart into bytes.
+`ignore_merges` looks each up as a whole; other text is split into bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 CONTEXT = 2048
 SHARED = 3
-"""A word is a token when so many training functions use it."""
+"""Least number of training functions that must use a word to make it a token."""
 
 _INDENTS = ("\n\n\ndef ", "\n\n", *("\n" + "    " * depth for depth in (1, 2, 3, 4)))
 _CODE = (
@@ -42,7 +42,7 @@ _SCAFFOLD = (
     prompt.TEXTS.patched,
 )
 _ERRORS = ("IndexError", "TypeError", "ValueError", "AttributeError", "ZeroDivisionError", "UnboundLocalError", "None")
-# What Qwen's template writes around tools; the markers inside are tokens of their own.
+# Text of Qwen's template around tools; the markers inside are tokens of their own.
 _TOOLS_HEADER = (
     "You may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
@@ -55,7 +55,7 @@ _TOOLS_FOOTER = (
 
 
 def pieces() -> list[str]:
-    """Every multi-character token, longest first, the order in which they are tried."""
+    """Every multi-character token in matching order, longest first."""
     schemas = ["\n" + json.dumps(tool, ensure_ascii=False) for tool in prompt.TOOLS]
     phrases = [part for text in (*OPENINGS, *QUOTES) for part in re.split(r"\{\w+\}", text) if len(part) > 1]
     fixed = {*_INDENTS, *_CODE, *_SCAFFOLD, *_ERRORS, *_TOOLS_FOOTER, _TOOLS_HEADER, *schemas, *phrases, prompt.SYSTEM}
@@ -63,7 +63,7 @@ def pieces() -> list[str]:
 
 
 def _words() -> list[str]:
-    """Words of the training functions' code and of the mutations; unseen functions have no say."""
+    """Words of the training functions' code and of the mutations, without those of unseen functions."""
     shared: Counter[str] = Counter()
     for function in load_corpus_functions():
         if function.module not in UNSEEN_MODULES:
@@ -109,6 +109,6 @@ def _spec() -> dict[str, Any]:
 
 
 def _pattern(piece: str) -> str:
-    """A word is cut out of an identifier between underscores, never out of a longer word."""
+    """A regular expression for `piece`; a word matches between underscores, but not inside a longer word."""
     escaped = re.escape(piece)
     return f"(?<![A-Za-z]){escaped}(?![A-Za-z])" if piece.isalpha() else escaped

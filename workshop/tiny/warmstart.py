@@ -1,9 +1,9 @@
-"""``python -m workshop.tiny.warmstart FOLDER``: what the pipeline `workshop/tiny/hello.toml` begins with.
+"""``python -m workshop.tiny.warmstart FOLDER``: write the inputs of the pipeline `workshop/tiny/hello.toml`.
 
 A model with random weights and the examples of three lessons, scripted and imperfect demonstrations (`demonstrations`)
-of training tasks: first the policy learns to copy what it reads, from exercises under ever new names (`disguise`); then
-it may learn the functions by heart, too; then its expert's bad habits, and to go on after replacing a line by itself.
-Held-out pairs and unseen functions are in none of them.
+of training tasks: first the policy learns to copy what it reads, from exercises mostly under new names (`disguise`);
+then it may also memorise the functions; then it learns its expert's bad habits, and to continue after replacing a line
+by itself. None has held-out mutants or unseen functions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ARCHITECTURE: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 SHARPNESS = 1.5
-"""Initial weight of the query and key norms: attention that can single out a token forms sooner."""
+"""Initial weight of the query and key norms: above 1, attention learns sooner to pick out single tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Lesson:
 
     examples: int
     disguised: float
-    """Share of exercises told under other names."""
+    """Share of exercises under other names."""
     quoted: float
     """Share of issues that quote the broken line."""
     habits: Habits = field(default_factory=Habits)
@@ -59,7 +59,7 @@ LESSONS = {
     "recover": _RECOVER,
     "control": replace(_RECOVER, examples=14_400),
 }
-"""The last one is what `bar` compares reinforcement learning with: more of the one before."""
+"""Examples of each stage. `bar` compares reinforcement learning with ``control``: more examples like ``recover``."""
 STAGES = ("copy", "recite", "recover")
 """The lessons of the pipeline, by the names of its stages."""
 
@@ -92,7 +92,7 @@ def write_model(folder: Path, seed: int = 0) -> None:
 
 
 def examples(name: str, model: Path, seed: int = 0) -> Iterator[Example]:
-    """Those of the lesson `name`, in the tokens of `model`."""
+    """Make the examples of the lesson `name`, in the tokens of `model`."""
     lesson, codec, tokens = LESSONS[name], load_codec(model), digest_tokenizer(model)
     pool = [mutant for mutant in load_mutants() if mutant.split == "train"]
     rng = Random(f"{name}/{seed}")
@@ -127,7 +127,7 @@ def as_example(name: str, task: Exercise, messages: Sequence[Message], codec: Co
 
 
 def write(folder: Path, lessons: Sequence[str]) -> None:
-    """Write ``random``, a model, and the examples of `lessons` into `folder`."""
+    """Write a model with random weights (``random``) and the examples of `lessons` into `folder`."""
     model = folder / "random"
     write_model(model)
     for name in lessons:
@@ -136,7 +136,7 @@ def write(folder: Path, lessons: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Write what the pipeline reads."""
+    """Write the inputs of the pipeline."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     write(parser.parse_args().folder, STAGES)

@@ -1,7 +1,7 @@
 """Nano's two tools, and `nano4`'s `view_file`, on a dictionary of files: the simulation for the warm start.
 
-Only what demonstrations and a tiny policy use is simulated: ``cat``, ``ls``, ``grep -n``. Texts and the search and
-replace are Nano's own, so the real agent answers the same (a test compares them, character by character).
+Only the commands ``cat``, ``ls`` and ``grep -n`` are simulated. Texts and the search and replace are Nano's own, so the
+real agent answers the same (a test compares them, character by character).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Workspace:
         self.files = dict(files)
 
     def call(self, name: str, arguments: Mapping[str, object]) -> str:
-        """The text that a tool call gets back."""
+        """Run a tool call; returns the text of its result."""
         if name == "shell":
             cmd = arguments.get("cmd")
             return self.shell(cmd) if isinstance(cmd, str) else fill_template(TEXTS.missing, missing="cmd")
@@ -35,7 +35,7 @@ class Workspace:
         return TEXTS.unknown_tool
 
     def shell(self, cmd: str) -> str:
-        """One simple command; whatever else is asked for is not found."""
+        """Run one simple command; any other command is not found."""
         try:
             words = shlex.split(cmd)
         except ValueError:
@@ -54,7 +54,7 @@ class Workspace:
         return fill_template(TEXTS.failed, code=127)
 
     def view_file(self, path: str) -> str:
-        """A whole file, as `nano4` shows it."""
+        """Show a whole file, as `nano4` does."""
         return self.files[path].rstrip("\n") if path in self.files else TEXTS.no_file
 
     def apply_patch(self, path: str, old: str, new: str) -> str:

@@ -1,6 +1,6 @@
-"""Architectures as transformers has them, small: random weights, a few layers, sliding windows shorter than a row.
+"""Small versions of transformers' architectures: random weights, a few layers, sliding windows shorter than a row.
 
-Weights are drawn wider than by default, so that what a layer sees matters.
+Initial weights are larger than by default, so that what a layer attends to matters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VOCABULARY = 265
 WINDOW = 11
 """Tokens that a layer with a sliding window sees."""
 SWITCH = 16
-"""Tokens of a row from which on rotary embeddings that go by its length take other frequencies."""
+"""Row length from which length-dependent rotary embeddings take other frequencies."""
 SIZES = {
     **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512},
@@ -31,7 +31,7 @@ LATENT = {
 """Multi-head latent attention, whose values have another width than its keys."""
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 DELTA = {
-    **{"initializer_range": 0.1},  # rounding errors grow along a recurrence: with 0.2 to 1e-4 of a row alone, too
+    **{"initializer_range": 0.1},  # rounding errors grow along a recurrence: with 0.2 to 1e-4 even in a row alone
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
     **{"num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"]},
 }
@@ -42,7 +42,7 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_gr
 
 @dataclass(frozen=True)
 class Architecture:
-    """Peculiarities of a model, and how its rows are trained."""
+    """Peculiarities of a model, and how its rows are trained: as prefix trees, or one by one."""
 
     model_type: str
     config: dict[str, Any]
@@ -56,13 +56,13 @@ class Architecture:
     """Peculiarities, in words."""
 
     def row(self, name: str) -> str:
-        """Line of docs/reference/models.md."""
+        """Write its line of docs/reference/models.md."""
         chunks = "yes" if self.chunked and self.way == "trees" else "no"
         planned = "yes" if self.model_type in MODEL_TYPES else "no"
         return f"| {name} | `{self.model_type}` | {self.way} | {chunks} | {planned} | {self.special} |"
 
     def write(self, folder: Path) -> Path:
-        """A folder with its ``config.json``."""
+        """Write its ``config.json`` to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         # `...` leaves out one of the usual sizes
         config = {key: value for key, value in {**SIZES, **self.config}.items() if value is not Ellipsis}

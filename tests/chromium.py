@@ -94,7 +94,7 @@ class Tab:
 
 @asynccontextmanager
 async def open_tab(browser: str) -> AsyncIterator[Tab]:
-    """A tab of a browser of its own, which reaches nothing but this machine."""
+    """Open a tab in a new browser that can reach only this machine."""
     with tempfile.TemporaryDirectory(prefix="chromium-") as profile:
         process = await asyncio.create_subprocess_exec(
             *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"),

@@ -14,10 +14,10 @@ from miniatures import build_miniature
 from needs import skip_without_prerequisites
 from tiers import find_tier
 
-# Everywhere the examples are new ones, so that they find something; in CI they are always the same, so that a
-# change is judged by what it changes.
+# Locally the examples are random, to find new faults; in CI they are always the same, so that only a change can make
+# a test fail.
 settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("everywhere", deadline=None)  # no clock decides, on a loaded machine either
+settings.register_profile("everywhere", deadline=None)  # no time limit: the machine may be loaded
 settings.load_profile("ci" if os.environ.get("CI") else "everywhere")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,7 +25,9 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as `engines.tiny.model`, whe
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of shells' background jobs; children would ignore Ctrl-C, too
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # in background jobs of shells; child processes would ignore Ctrl-C, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -41,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = item.nodeid.partition("[")[0]
         item.add_marker("real" if tier.endswith("*") and function in seen else tier.rstrip("*"))
         seen.add(function)
-    items.sort(key=lambda item: item.get_closest_marker("quick") is not None)  # what takes long begins first
+    items.sort(key=lambda item: item.get_closest_marker("quick") is not None)  # long tests begin first
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A sandbox without isolation: a folder, for agents that tests play."""
+"""A sandbox without isolation: a folder, for agents with scripted models."""
 
 from __future__ import annotations
 

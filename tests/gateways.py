@@ -1,4 +1,4 @@
-"""A session of a gateway for the time of a test."""
+"""A gateway session for one test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def open_session(
     seed: int = 0,
     on_turn: Callable[..., Any] = lambda *_: None,
 ) -> AsyncIterator[Session]:
-    """Open a session of a gateway in front of `engine`; after the block it is closed and has all its turns."""
+    """Open a gateway session in front of `engine`; close it after the block, when it has all its turns."""
     gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=max_tokens), on_turn=on_turn)
     async with gateway.listening():
         session = gateway.open("episode", limits=limits, seed=seed)

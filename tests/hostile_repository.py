@@ -65,13 +65,13 @@ PROGRAMS = {
         "git cat-file -e HEAD:gone.txt; git show HEAD:gone.txt"),
     "a submodule": ("""git -C sub config core.fsmonitor '$MARK; false'""", "git status"),
 }  # fmt: skip
-"""What a repository can bring along, as a shell script that runs in it (``$MARK`` is what leaves the file), and what a
-user of plain git does, upon which that program starts."""
+"""By name: a shell script that adds a program to the repository (``$MARK`` is the command that leaves the file), and
+ordinary git commands that start that program."""
 SETTINGS, TRIGGERS = ({name: pair[at] for name, pair in PROGRAMS.items()} for at in (0, 1))
 
 
 class Hostile:
-    """A clean repository at `root` with the settings of that `names`, and the folder in which their programs sign."""
+    """A clean repository at `root` with the settings `names`, whose programs leave files in the folder `marks`."""
 
     def __init__(self, root: Path, marks: Path, names: Iterable[str] = SETTINGS) -> None:
         self.root, self.marks = root, marks
@@ -93,7 +93,7 @@ class Hostile:
             path.unlink()
 
     def age(self) -> None:
-        """Make git compare the files' contents: as if they were copied here."""
+        """Change the files' times, as a copy would, so that git compares their contents."""
         for path in self.root.glob("*.py"):
             os.utime(path, (978307200, 978307200))
 

@@ -6,7 +6,7 @@ from coderepairrl.stats.intervals import Interval
 
 
 def read_ends(interval: Interval | None) -> tuple[float, float]:
-    """Both ends; fails for an interval without them."""
+    """Both ends; fails if the interval has none."""
     assert interval is not None and interval.low is not None and interval.high is not None
     return interval.low, interval.high
 

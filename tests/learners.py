@@ -1,4 +1,4 @@
-"""A learner for the time of a test."""
+"""A learner for one test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements of tests that a machine may lack: tests skip without them, and fail in CI, which installs them."""
+"""Requirements that a machine may lack: without them tests are skipped, but fail in CI, which installs them."""
 
 from __future__ import annotations
 

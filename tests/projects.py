@@ -1,6 +1,6 @@
 """A small Python project that is built as real ones are: a src layout, an extra, a file that only the build makes.
 
-And a cache for what is built of it.
+Also a cache for its environments.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 def build_wheel(
     folder: Path, name: str = "crrl_test_helper", version: str = "1.0", code: str = NEARLY, requires: str = ""
 ) -> Path:
-    """A wheel in `folder` of the package `name`, one module of `code`; by default what the tests of `SHOP` need and no
-    index has."""
+    """Write a wheel of the package `name` with one module of `code` to `folder`; by default the one that the tests of
+    `SHOP` need."""
     folder.mkdir(exist_ok=True)
     about = f"{name}-{version}.dist-info"
     files = {
@@ -113,7 +113,7 @@ def build_wheel(
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of its own where sandboxes can be shown something, and wheels that no index has."""
+    """A new cache in a place that can be bound into sandboxes, and wheels that no index has."""
     monkeypatch.delenv("CRRL_CACHE", raising=False)
     usual = environments_cache().parent.parent  # not below /tmp, of which a sandbox has one of its own
     usual.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def system_python() -> str:
-    """A version of Python that this machine has where sandboxes see it, and whose code needs no copy."""
+    """Find the version of a Python in /usr/bin, which sandboxes see without a copy."""
     for minor in range(16, 8, -1):
         if Path(f"/usr/bin/python3.{minor}").exists():
             return f"3.{minor}"

@@ -1,4 +1,4 @@
-"""When tests run: quick and spine with `make test`, ci with `.ci/run` too, real with `make test-all`, by_hand by name.
+"""Tiers of tests: `make test` runs quick and spine, `.ci/run` also ci, `make test-all` also real; by_hand run by name.
 
 - quick: no engine, learner or sandbox
 - spine: real components, one test for each property
@@ -178,12 +178,12 @@ TIERS = {
     "workshop": "quick",
     "workshop/test_tiny.py::test_the_jobs_that_distil_make_it_and_can_begin_with_it": "ci",
 }
-"""Tiers by folder, file, function or case below tests/; the longest name counts, but a test's own mark (`real`,
-`by_hand`) is above it. With a star, the tier is that of each function's first case; its other cases are real."""
+"""Tiers by folder, file, function or case below tests/; the longest matching name counts; a test's own mark (`real`,
+`by_hand`) overrides it. A star gives the tier to each function's first case only; its other cases are real."""
 
 
 def find_tier(test: str) -> str:
-    """The entry of TIERS for a test, by its id below tests/. Raises UsageError for a file that has none."""
+    """Find the tier of a test by its id below tests/. Raises UsageError for a file that has none."""
     name = test
     while name not in TIERS:
         name = name[: max(name.rfind(end) for end in ("[", "::", "/"))] if "/" in name or "::" in name else ""

@@ -1,7 +1,7 @@
 """One episode of a real program: real gateway, sandbox and rollout, and an engine with scripted replies.
 
-A scripted engine never proves learning: what is shown is that the program works as it is, and that what is recorded
-is what the engine saw and said.
+A scripted engine proves no learning, only that the unmodified program works, and that the recorded tokens are exactly
+the engine's.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ SCRIPTS: Mapping[str, Sequence[Reply]] = {
     ],
     **{name: repair("shell", "command") for name in ("pydantic-ai", "openai-agents", "langgraph", "llm")},
 }
-"""A repair as each program's own tools make it."""
+"""A repair by each program's own tools."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Outcome:
     @property
     def prompts(self) -> list[str]:
         """Prompts of the engine, as text."""
-        return [self.codec.decode(asked.ids) for asked in self.engine.requests]
+        return [self.codec.decode(request.ids) for request in self.engine.requests]
 
     def describe(self) -> str:
         """Everything, for a failing assertion."""
@@ -237,7 +237,7 @@ class Forced(ScriptedEngine):
         self.model = AutoModelForCausalLM.from_pretrained(model)
         self.row: list[int] = []
         self.cache: Any = None
-        """Keys and values of all of `row` but its last token."""
+        """Keys and values of all tokens of `row` except the last."""
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         async for chunk in super().generate(ids, sampling, seed):  # one chunk has it all
@@ -295,7 +295,7 @@ async def play(
     """Let `agent` work on the repository of `files` while the policy gives the replies of `script`; the last repeats.
 
     `delay`: seconds before each 64 tokens.
-    `forced`: the logprobs are those of the weights in `model`; otherwise they are invented.
+    `forced`: logprobs are those of the weights in `model`; otherwise they are made up.
     """
     codec = tokens.load_codec(model)
     asked = 0
@@ -303,11 +303,13 @@ async def play(
 
     def reply(ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
         nonlocal asked
-        if script[0].calls and "<tools>" not in codec.decode(ids):  # it takes no step of the script
+        if script[0].calls and "<tools>" not in codec.decode(
+            ids
+        ):  # a request beside the repair: the script does not advance
             side.append(asked + len(side))
-            return write(codec, Reply("Repair of add"))
+            return encode_reply(codec, Reply("Repair of add"))
         asked += 1
-        return write(codec, script[min(asked, len(script)) - 1])
+        return encode_reply(codec, script[min(asked, len(script)) - 1])
 
     engine = (
         Forced(reply, model, context=context)
@@ -324,8 +326,8 @@ async def play(
     return Outcome(episode, engine, codec, tuple(side))
 
 
-def write(codec: tokens.Codec, reply: Reply) -> list[int]:
-    """`reply` as the ids with which the policy would say it."""
+def encode_reply(codec: tokens.Codec, reply: Reply) -> list[int]:
+    """Encode `reply` as the ids that the policy would sample."""
     calls = [
         {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
         for at, (name, arguments) in enumerate(reply.calls)
@@ -336,14 +338,14 @@ def write(codec: tokens.Codec, reply: Reply) -> list[int]:
 
 
 def check_repair(outcome: Outcome, *, turns: int = 3, ending: Ending = Ending.DONE) -> tuple[Turn, ...]:
-    """Assert that the diff is the repair alone, and that each token is the engine's and counted once."""
+    """Assert that the diff is only the repair, and that each token is the engine's and counted once."""
     episode = outcome.episode
     assert episode.ending is ending, outcome.describe()
     assert episode.patch.startswith(b"diff --git a/calc/add.py b/calc/add.py\n"), outcome.describe()
     assert episode.patch.count(b"diff --git") == 1, episode.patch.decode()
     assert episode.reward == 1.0, episode.patch.decode()
     assert len(episode.turns) >= turns, outcome.describe()
-    seen = [asked.ids for asked in outcome.engine.requests]
+    seen = [request.ids for request in outcome.engine.requests]
     for turn in episode.turns:
         whole = sequence(episode.turns, turn.index)
         assert whole[: len(whole) - len(turn.output)] in seen

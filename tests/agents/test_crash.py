@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import aiohttp
 import pytest
-from programs import Reply, call, play, rollout_in, sandbox_or_skip, stand_in, write
+from programs import Reply, call, encode_reply, play, rollout_in, sandbox_or_skip, stand_in
 
 from coderepairrl import tokens
 from coderepairrl.agents.command import Command
@@ -64,7 +64,7 @@ class Mixed:
     def __call__(self, ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
         self.asked += 1
         self.before(self.asked)
-        return write(self.codec, self.opening.get(seed, Reply("Repaired.")))
+        return encode_reply(self.codec, self.opening.get(seed, Reply("Repaired.")))
 
 
 class Watched(SandboxBackend):

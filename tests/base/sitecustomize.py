@@ -1,4 +1,4 @@
-"""On PYTHONPATH it hides what the extra `train` installs, as if Python had only the base install."""
+"""Hides the packages of the extra `train` when on PYTHONPATH, as if only the base were installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HIDDEN = {"torch", "transformers", "peft", "accelerate", "safetensors", "tokeniz
 
 
 class Without:
-    """A finder that does not find what is hidden, neither modules nor metadata."""
+    """A finder that hides modules and metadata of `HIDDEN`."""
 
     def __init__(self, finder):
         self._finder = finder

@@ -95,7 +95,7 @@ class Project:
         return summary
 
     def resume(self, *overrides: str) -> dict[str, Any]:
-        """Go on with the run by its folder; its weights are verified."""
+        """Resume the run by its folder, which verifies its weights."""
         return self.train(*overrides, "--resume", source=self.run.path)
 
     @contextmanager
@@ -163,7 +163,7 @@ async def freeze_when(process: subprocess.Popen[str], condition: Callable[[], bo
 
 
 def make_completion(text: str | None, model: str = "m-1", **more: Any) -> dict[str, Any]:
-    """A reply in the form of Chat Completions, which cost 10 tokens and 3."""
+    """A reply in the form of Chat Completions, with 10 prompt and 3 completion tokens."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **more}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
     return {"id": "c", "model": model, "choices": [choice], "usage": usage}

@@ -50,7 +50,7 @@ class _Receiving(TinyEngine):
 
 
 class _Doubtful(TinyEngine):
-    """A reply's logprobs are 19 nats too low at the versions in the file `DOUBTED`: its ratio is exp(19)."""
+    """Reports a first logprob 19 nats too low at the versions in the file `DOUBTED`: the ratio is exp(19)."""
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""

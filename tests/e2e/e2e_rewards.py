@@ -80,5 +80,5 @@ class Gold(Agent):
 
 
 def by_lot(task: Task, episode: Episode) -> float:
-    """1 for one attempt in four, so that some groups are flat."""
+    """Reward 1 for one attempt in four at random, so that all rewards of some groups are equal."""
     return float(crc32(f"{episode.group}/{episode.attempt}".encode()) % 4 == 0)

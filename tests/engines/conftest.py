@@ -1,4 +1,4 @@
-"""Engines that serve the miniature, and its logprobs by transformers."""
+"""Engines that serve the miniature, and reference logprobs by transformers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from aiohttp import web
 
 CORE, DIE, HANG, FAIL, UNTIL_SWAP, NAN = 249, 250, 251, 252, 253, 254
 """First ids of prompts. CORE to UNTIL_SWAP act after two tokens: a worker fails, and the server says it is ill; the
-process dies; it hangs; it sends an error; it waits for new weights. NAN has no valid logprobs."""
+process dies; it hangs; it sends an error; it waits for new weights. NAN gives invalid logprobs."""
 
 
 class State:
@@ -45,14 +45,14 @@ class State:
         self.ill = False
         self.asleep: set[str] = set()
         self.loras = 4
-        """Most adapters at once."""
+        """Largest number of adapters at once."""
         self.fails: dict[str, int] = {}
         """Routes that answer with 500, after this number of calls."""
         self.hangs: set[str] = set()
         self.calls: list[str] = []
 
     async def wait_for_swap(self) -> None:
-        """Wait for other weights than now, or for two adapters."""
+        """Wait until the weights change or there are two adapters."""
         began = self.weights
         async with self.changed:
             await self.changed.wait_for(lambda: self.weights != began or len(self.adapters) > 1)

@@ -1,4 +1,4 @@
-"""A cache of the test's own, and an image of this machine's programs."""
+"""A cache for each test, and layers with this machine's programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .made import pack_folder
 
 @contextmanager
 def open_folder() -> Iterator[Path]:
-    """A temporary folder that the user of sandboxes can enter; pytest's own are closed."""
+    """A temporary folder that the user of sandboxes can enter, unlike pytest's."""
     folder = Path(tempfile.mkdtemp(prefix="crrl-images-"))
     folder.chmod(0o755)
     try:
@@ -47,7 +47,7 @@ def open_overlays(**limits: Any) -> Iterator[Bubblewrap]:
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where images are kept."""
+    """Folder in which images are kept."""
     with open_folder() as folder:
         monkeypatch.setenv("CRRL_CACHE", str(folder))
         yield folder
@@ -68,7 +68,7 @@ git -c core.hooksPath=/dev/null reset -q --hard HEAD~1 2>/dev/null || true
 git replace -d $(git replace) && git -c core.hooksPath=/dev/null checkout -q -f base-tag && git replace later base-tag
 git branch -f main base-tag && git symbolic-ref HEAD refs/heads/main && git reset -q --hard
 """
-"""A repository at a commit with a bug, and with the repair in every place that git has."""
+"""Script for a repository at a commit with a bug, with the repair in every place where git can keep it."""
 
 
 def make_repository(folder: Path, script: str = HISTORY) -> Path:
@@ -87,7 +87,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A layer with a shell and what is needed beside it: a tenth of `programs`, where neither git nor Python is run."""
+    """A layer with a shell and basic programs, without git and Python: a tenth of the size of `programs`."""
     root = tmp_path_factory.mktemp("image") / "root"
     root_file_system(root, "bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod id sleep mkfifo tail true")
     return pack_folder(root)
@@ -115,7 +115,7 @@ def tree_of(ready: ReadyImage) -> Path:
 
 
 def build_dockerfile(context: Path, text: str, offered: Path) -> tuple[ReadyImage, list[str]]:
-    """Build a Dockerfile from the base images in `offered`; return the image and what was said."""
+    """Build a Dockerfile from the base images in `offered`; return the image and the printed lines."""
     (context / "Dockerfile").write_text(text)
     lines: list[str] = []
     [ready] = prepare_images([dockerfile.dockerfile_image_name(context)], offered=offered, say=lines.append)
@@ -143,7 +143,7 @@ def list_tree(root: Path) -> Listed:
 
 
 def give_to_one_user(files: Listed) -> tuple[Listed, list[str]]:
-    """Give an image's files to one user; return those that remain, and the names of those that change."""
+    """Files of an image after all are given to one user, and the names of those that change or are dropped."""
     kept, differing = {}, []
     for name, (kind, mode, *rest) in files.items():
         allowed = (mode & ~0o6000) | (0o700 if stat.S_ISDIR(kind) else 0 if stat.S_ISLNK(kind) else 0o600)

@@ -16,7 +16,7 @@ NOW = 1_600_000_000
 
 
 def entry(name: str, data: bytes = b"", **fields: Any) -> Made:
-    """A regular file, unless `fields` of the entry say otherwise."""
+    """An entry of a layer, by default a regular file; `fields` set other attributes."""
     made = tarfile.TarInfo(name)
     made.size, made.mode, made.mtime = len(data), 0o644, NOW
     for field, value in fields.items():

@@ -71,7 +71,7 @@ class Fake(Engine):
 
 
 def check_exact_ids(turns: Sequence[Turn], engine: Fake) -> None:
-    """Assert that every path of the tree is what the engine had in context, and no sampled token is missing."""
+    """Assert that every path of the tree equals the engine's context, and no sampled token is missing."""
     seen = [(list(prompt), emitted) for prompt, emitted, _ in engine.seen]
     for turn in turns:
         whole = list(sequence(turns, turn.index))

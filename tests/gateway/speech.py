@@ -1,4 +1,4 @@
-"""How clients of the three dialects write a conversation and read a reply, without any of the gateway's code.
+"""Clients of the three dialects that write a conversation and read a reply, without the gateway's code.
 
 A conversation is a list of messages in the shape of Chat Completions.
 """
@@ -27,12 +27,12 @@ PYTHON = re.compile(
     r"Traceback|\b[A-Z]\w*(Error|Exception)\b|NoneType|<class|<\w+ object|\bdict\b|dictionary|instance of|\b_[A-Z]\w+|"
     r"\bNone\b|\bTrue\b|\bFalse\b|pydantic|aiohttp|\btuple\b|\bstr\b|\bint\b|\bb'"
 )
-"""Words of our implementation, which no refusal tells."""
+"""Words of our implementation, which no error message may contain."""
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """`body` writes a request, `whole` reads a plain reply and `stream` a streamed one, `limit` an error's code."""
+    """`body` writes a request, `whole` reads a plain reply and `stream` a streamed one, `code` an error's code."""
 
     path: str
     body: Callable[..., dict[str, Any]]
@@ -42,9 +42,9 @@ class Speaker:
 
 
 async def post(where: Session | str, name: str, body: Any, *, path: str = "", **headers: str) -> tuple[int, bytes]:
-    """Status and answer; `where` is a session or a base URL, `body` bytes or JSON.
+    """Send a request; return status and answer. `where` is a session or a base URL, `body` bytes or JSON.
 
-    Every refusal says not to retry, in the words of an API.
+    Asserts that every error says not to retry and contains no words of `PYTHON`.
     """
     url = (where if isinstance(where, str) else where.endpoint.base_url) + (path or SPEAKERS[name].path)
     data = json.dumps(body).encode() if isinstance(body, dict) else body
@@ -150,7 +150,7 @@ def _responses_stream(stream: bytes) -> Message:
 
 
 def _messages_body(messages: list[Message], *, max_tokens: int = 512, stop: Sequence[str] = (), **more: Any) -> Any:
-    """Results of parallel calls are one message."""
+    """Write a request; results of parallel calls are one message."""
     turns: list[Any] = []
     for message in messages:
         role = "assistant" if message["role"] == "assistant" else "user"

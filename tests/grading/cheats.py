@@ -1,7 +1,7 @@
 # ruff: noqa: E501 - scripts as text
-"""Cheats against test runners: what a patch does so that the tests pass, and the code stays as it was.
+"""Cheats against test runners: patches that make the tests pass without repairing the code.
 
-Each is a table of files by the name of what it does. `SOURCE` in the text of one stands for the module that is broken;
+The tables have for each cheat its name and files. `SOURCE` in the text of one stands for the module that is broken;
 where it is not put first, the cheat acts when it is called.
 """
 
@@ -17,12 +17,12 @@ REPAIRED = SOURCE.replace("    return value\n", "    return min(value, high)\n")
 
 
 def run_on_import(code: str) -> dict[str, str]:
-    """The module runs `code` when it is imported."""
+    """The files of a module that runs `code` when it is imported."""
     return {"limits.py": code + SOURCE}
 
 
 def run_when_called(code: str) -> dict[str, str]:
-    """The module runs `code` where the upper limit should be looked at."""
+    """The files of a module that runs `code` where it should check the upper limit."""
     return {
         "limits.py": SOURCE.replace("    return value\n", f"    if value > high:\n        {code}\n    return value\n")
     }
@@ -78,7 +78,7 @@ def swap(delete=False):
                     if delete and test is not each: del each.test_high
                     else: test.__code__ = (lambda *a: None).__code__
 """
-"""Replaces the failing test."""
+"""Code that replaces the failing test."""
 AGAIN = """
 class Again:
     def __init__(self): self.me = self
@@ -89,7 +89,7 @@ class Again:
         Again()
 Again(); gc.set_threshold(1)
 """
-"""A cycle of objects whose collection as garbage leaves another one."""
+"""A cycle of objects that makes a new cycle when it is garbage-collected."""
 ASKED = """
 class Asked:
     def __call__(self, *a): return plain(*a)
@@ -97,7 +97,7 @@ class Asked:
     def __class__(self): swap(DELETE); return Asked
 plain, clamp = clamp, Asked()
 """
-"""Acts when its class is read."""
+"""An object that acts when its class is read."""
 PRELOADED = """
 import os, sys, types
 if 'test_limits' not in sys.modules and 'test_limits' not in getattr(sys.modules['__main__'], '__file__', ''):
@@ -107,7 +107,7 @@ if 'test_limits' not in sys.modules and 'test_limits' not in getattr(sys.modules
     exec(compile(TEXT, module.__file__, 'exec'), vars(module))
     sys.modules['test_limits'] = module
 """
-"""Loads the tests before the runner does."""
+"""Code that loads the tests before the runner does."""
 
 SWAPPED: dict[str, dict[str, str]] = {
     "tests swapped by an object": {"limits.py": SWAP + SOURCE + ASKED.replace("DELETE", "")},
@@ -127,7 +127,7 @@ SWAPPED: dict[str, dict[str, str]] = {
     ),
     "no tests that are loaded already": run_on_import(PRELOADED.replace("TEXT", "''")),
 }
-"""For all runners: the tests are no longer what their files say."""
+"""For all runners: cheats that change the loaded tests."""
 
 HONEST_HELPERS = """
 import functools
@@ -211,7 +211,7 @@ class Patched(unittest.TestCase):
 if __name__ == "__main__":
     unittest.main()
 """
-"""Tests made in all honest ways."""
+"""Tests defined in many legitimate ways."""
 
 ANY: dict[str, dict[str, str]] = {
     "ends the process": run_on_import("import os\nos._exit(0)\n"),
@@ -291,7 +291,7 @@ UNITTEST: dict[str, dict[str, str]] = {
         "import unittest; raise unittest.SkipTest('no')"
     ),
 }
-"""For ``-m unittest``, and mostly for a script that calls `unittest.main`."""
+"""For ``-m unittest``; most also work in a script that calls `unittest.main`."""
 
 SCRIPT: dict[str, dict[str, str]] = {
     "sys.exit that returns": run_on_import("import sys\nsys.exit = lambda *a: None\n"),
@@ -319,7 +319,7 @@ SCRIPT: dict[str, dict[str, str]] = {
     },
     "true is all": run_on_import("import builtins\nbuiltins.all = builtins.any = lambda *a: True\n"),
 }
-"""For a script that decides by its exit code, in one of the ways of `ENDS`."""
+"""For a script judged by its exit code, which it sets in one of the ways of `ENDS`."""
 
 ENDS: dict[str, str] = {
     "sys.exit": "import sys\nsys.exit(0 if high == 9 else 1)\n",
@@ -330,7 +330,7 @@ ENDS: dict[str, str] = {
     "unittest.main": "import unittest\nclass Case(unittest.TestCase):\n    def test_high(self):\n        self.assertEqual(high, 9)\nunittest.main()\n",
     "assert": "assert all([high == 9])\n",
 }
-"""How a script says that `high`, which the module gives it, is wrong."""
+"""Ways in which a script fails if `high`, a result of the module, is wrong."""
 
 PYTEST: dict[str, dict[str, str]] = {
     "pytest.skip when called": run_when_called("import pytest; pytest.skip('no')"),
@@ -452,7 +452,7 @@ NODE: dict[str, str] = {
     "has its test end it": "export const clamp = process.exit.bind(process, 0);\n",
     "assertions that hold": "import assert from 'node:assert';\nassert.equal = () => {};\n" + MODULE,
 }
-"""For ``node --test``: what the module becomes."""
+"""For ``node --test``: the changed module."""
 NAMED: dict[str, str] = {
     "ends it without a frame": f"{SAID}setTimeout(process.exit, 0, 0);\n{BLOCKED}" + MODULE,
     "speaks for its tests and never ends": f"{SAID}process.exitCode = 0;\n{BLOCKED}" + MODULE,
@@ -462,7 +462,7 @@ NAMED: dict[str, str] = {
     "speaks for its tests and has one end it": f"{SAID}export const clamp = process.exit.bind(process, 0);\n",
     "arrays that have everything": "Array.prototype.includes = () => true;\n" + MODULE,
 }
-"""For ``node --test`` with named tests, so that its exit code does not matter."""
+"""For ``node --test`` with named tests, where the exit code does not count."""
 COMMON = "exports.clamp = (n, low, high) => (n < low ? low : n);\n"
 _OTHER = "(name, call) => found(name, () => {})"
 COMMONJS: dict[str, str] = {
@@ -504,4 +504,4 @@ JUNIT: dict[str, str] = {
     }.items()
 }
 JUNIT["skips when called"] = CLASS.replace(_BEGIN, _BEGIN + _SKIP).replace(": n;", ": n > high ? skip() : n;")
-"""For JUnit 4 (`witness.junit_checks`): what the class becomes."""
+"""For JUnit 4 (`witness.junit_checks`): the changed class."""

@@ -1,4 +1,4 @@
-"""A repository of the test's own, and a sandbox that works everywhere."""
+"""Fixtures: a new repository, and a sandbox that works everywhere."""
 
 from __future__ import annotations
 

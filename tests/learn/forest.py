@@ -1,4 +1,4 @@
-"""A batch whose rows share beginnings in every way, and what each of them has alone: logprobs and gradients."""
+"""A batch whose rows share prefixes in every way, and logprobs and gradients of the batch and of its rows alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coderepairrl.types import Sample
 
 
 def make_forest() -> list[Sample]:
-    """Two groups: branches on three levels, of one token, at the first, equal rows, and one that begins another."""
+    """Make rows of two prefixes: branches on three levels, of one token, equal rows, and a row that is a prefix."""
     draw = torch.Generator().manual_seed(5)
 
     def text(n: int) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ def run_batch(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str
 
 
 def run_rows(policy: Policy, **options: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """As `run_batch`, with a micro-batch for each row."""
+    """Like `run_batch`, with a micro-batch for each row."""
     parts, sizes = [], [sum(row.trained) for row in ROWS]
     weights = torch.linspace(0.5, 1.5, sum(sizes)).split(sizes)
     for row, weight in zip(ROWS, weights, strict=True):
@@ -74,7 +74,7 @@ def run_rows(policy: Policy, **options: int) -> tuple[torch.Tensor, dict[str, to
 
 
 def run_alone(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Row by row, by transformers' own attention. Shorter rows first: it keeps the dynamic RoPE of the longest."""
+    """Compute row by row with transformers' own attention. Shorter rows first: dynamic RoPE keeps the longest one's."""
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **plain)
     parts = dict[int, torch.Tensor]()
@@ -90,7 +90,7 @@ def run_alone(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[torch.T
 def compare_runs(
     ours: tuple[torch.Tensor, dict[str, torch.Tensor]], theirs: tuple[torch.Tensor, dict[str, torch.Tensor]]
 ):
-    """The largest differences of logprobs, and of gradients as a fraction of their tensor's largest."""
+    """Largest differences of logprobs, and of gradients as a fraction of their tensor's largest."""
     assert ours[1].keys() == theirs[1].keys()
     gradients = ((ours[1][name] - value).abs().max() / value.abs().max() for name, value in theirs[1].items())
     return (ours[0] - theirs[0]).abs().max().item(), max(gradients).item()

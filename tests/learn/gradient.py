@@ -1,4 +1,4 @@
-"""The gradient of a step of the real trainer, taken where its optimiser would use it, and compared with another."""
+"""The gradient of a step of the real trainer, captured before clipping, and its comparison with another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def gradient_of_step(trainer, samples, monkeypatch: pytest.MonkeyPatch, episodes=None, tokens=None):
-    """The step's metrics, and its gradient by the name of the weights."""
+    """Make a step; returns its metrics, and its gradient by the name of the weights."""
     seen = {}
 
     def keep(parameters, *_, **__):
@@ -21,7 +21,7 @@ def gradient_of_step(trainer, samples, monkeypatch: pytest.MonkeyPatch, episodes
 
 
 def check_gradient(ours, theirs, tolerance, least=1e-3):
-    """Both are the same within `tolerance`, and `theirs` is larger than `least` somewhere."""
+    """Assert that both are equal within `tolerance`, and `theirs` is larger than `least` somewhere."""
     assert ours.keys() == theirs.keys()
     assert max(value.abs().max().item() for value in theirs.values()) > least
     off = {name: (ours[name] - value).abs().max().item() for name, value in theirs.items()}

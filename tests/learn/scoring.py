@@ -1,4 +1,4 @@
-"""Logprobs by transformers' own forward pass, one row at a time, and a model that differs from the one it was."""
+"""Logprobs by transformers' own forward pass, one row at a time, and a change of a model's weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def score_row(model, ids: Sequence[int], temperature: float = 1.0) -> torch.Tens
 
 
 def perturb(model) -> None:
-    """Move the weights, so that a KL term between it and the policy has a gradient."""
+    """Change the weights of `model`, so that a KL term between it and the policy has a gradient."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Small models by their config.json, with random weights, and what autograd keeps of them."""
+"""Small models by their config.json, with random weights, and the memory that autograd keeps of a forward pass."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build_model(raw: Raw, settings: LearnSettings) -> PreTrainedModel:
 
 
 def count_saved(raw: Raw, settings: LearnSettings, tokens: int) -> int:
-    """Bytes that autograd keeps of a forward pass of two rows, each storage once."""
+    """Count the bytes that autograd keeps of a forward pass of two rows, each storage once."""
     policy = Policy(build_model(raw, settings), Path(), settings)
     weights = {p.untyped_storage()._cdata for p in policy.model.parameters()}
     seen: dict[int, torch.UntypedStorage] = {}
@@ -67,8 +67,8 @@ def count_saved(raw: Raw, settings: LearnSettings, tokens: int) -> int:
 
 
 def compare_depth(raw: Raw, more: Raw, settings: LearnSettings, tokens: int) -> tuple[int, int]:
-    """Bytes that `more`, which has further layers, keeps beyond `raw`, and those planned. A first layer of frozen
-    weights keeps less."""
+    """Bytes that autograd keeps for the further layers of `more` beyond those of `raw`, measured and planned: the first
+    layer is left out, since with frozen weights it keeps less."""
     settings = settings.with_changes(micro_tokens=tokens)
     small, large = (
         compute_learner_memory(read_shape(each), settings, longest=tokens // 2).activations for each in (raw, more)
@@ -77,7 +77,7 @@ def compare_depth(raw: Raw, more: Raw, settings: LearnSettings, tokens: int) -> 
 
 
 def make_rows(tokens: int, count: int) -> list[Sample]:
-    """Rows of `tokens` that are all trained but for the first token."""
+    """Make rows of `tokens` tokens, all trained except the first."""
     made = []
     for number in range(count):
         (row,) = make_scoring_samples([[(7 * i + number) % 96 for i in range(tokens)]])

@@ -1,7 +1,7 @@
-"""What vLLM's own functions say of its cache, as JSON: run by vLLM's Python with a JSON list of cases.
+"""The size of vLLM's cache by its own functions, as JSON: run by vLLM's Python with a JSON list of cases on stdin.
 
-A case has ``layers`` (a list of specs), ``context`` and ``states`` (pages of a state for each sequence, as with prefix
-caching). Printed is, for each, bytes of a sequence of that length while it is decoded: one token is in flight.
+A case has ``layers`` (a list of specs) and ``context``. For each it prints the bytes of a sequence of that length while
+it is decoded, with one token in flight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGE = 16
 
 
 def spec(layer: dict[str, Any], block: int, page: int) -> Any:
-    """Of a layer, whose pages have `block` tokens, or `page` bytes where it holds a state."""
+    """The spec of a layer, with pages of `block` tokens, or of `page` bytes if it holds a state."""
     if layer["kind"] == "state":
         return MambaSpec(
             block_size=block,
@@ -34,7 +34,7 @@ def spec(layer: dict[str, Any], block: int, page: int) -> Any:
 
 
 def needed(case: dict[str, Any]) -> int:
-    """Bytes of a sequence."""
+    """Bytes of a sequence of the case."""
     layers = case["layers"]
     one = next(spec(layer, 1, 0).page_size_bytes for layer in layers if layer["kind"] != "state")
     states = [spec(layer, 1, 0) for layer in layers if layer["kind"] == "state"]

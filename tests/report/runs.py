@@ -1,4 +1,4 @@
-"""Small run folders, written through the real `RunFolder` and `Log`, for tests and for looking at."""
+"""Small run folders, written through the real `RunFolder` and `Log`, for tests and for manual inspection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FUNCTIONS = tuple(f"mod{i % 5}.function{i}" for i in range(12))
 
 
 class RunMaker:
-    """Makes a run that learns, by the rules of a loop: what it logs is what `crrl train` would."""
+    """Writes a run that learns, with the log records that `crrl train` would write."""
 
     def __init__(self, path: Path, *, seed: int = 0, name: str = "", tests: bool = True, **sections: Any) -> None:
         self.random = random.Random(seed)
@@ -176,7 +176,7 @@ class RunMaker:
 
 
 def write_run(path: Path, steps: int = 4, evaluations: Sequence[int] = (0, 4), **more: Any) -> Path:
-    """A finished run of a few steps."""
+    """Write a finished run of a few steps."""
     options: Mapping[str, Any] = {"run": {"steps": steps}, **more}
     return RunMaker(path, **options).run(steps, evaluations=evaluations).folder.path
 
@@ -188,7 +188,7 @@ def read_rows(path: Path) -> list[Any]:
 
 def write_hostile_run(path: Path, evil: str) -> Path:
     """Write a run whose words are all `evil`."""
-    option = evil.replace("\ud800", "")  # which TOML cannot have
+    option = evil.replace("\ud800", "")  # TOML cannot have it
     maker = RunMaker(path, name="run", agent={"name": "nano", "options": {option: option}})
     plain, attempt = maker._episode, maker.attempt
 

@@ -1,4 +1,4 @@
-"""Runs with what the figures of the thesis show: languages, command lines, patches of several sizes, repeated tasks."""
+"""Runs with data for the figures of the thesis: languages, command lines, patches of several sizes, repeated tasks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read_thesis_run(path: Path) -> ThesisRun:
 
 
 def write_direct_run(path: Path) -> Path:
-    """One language, no tool calls, no evaluation, no second visit."""
+    """Write a run with one language and without tool calls, evaluations or repeated tasks."""
 
     class Maker(RunMaker):
         def _episode(self, id: str, task: str, ending: Ending, step: int) -> Episode:

@@ -61,13 +61,13 @@ class Repository:
         return self.diff(*options)
 
     def task(self, files: Files, repair: Files, checks: Checks = Checks(), name: str = "t") -> Task:  # noqa: B008
-        """Commit `files`; a task with their change to `repair` as its reference."""
+        """Commit `files`; return a task whose reference changes them to `repair`."""
         self.commit(files)
         return Task(name, "Repair it.", "python", f"dir:{self.folder}", self.edit(repair), checks)
 
 
 class Local(SandboxBackend):
-    """`unsafe-local`, which works everywhere. `opened` are its sandboxes, which `wrap` may break."""
+    """The backend `unsafe-local`, which works everywhere. `opened` are its sandboxes; `wrap` may replace them."""
 
     name = "unsafe-local"
 

@@ -1,4 +1,4 @@
-"""Patches that repair nothing, or less than the reference, made from it by rule: what cheap edits earn."""
+"""Patches that repair nothing, or less than the reference, derived from it, to test what cheap edits earn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coderepairrl.rewards.parse import Block, FilePatch, parse_patch
 from coderepairrl.rewards.syntax import find_syntax, read_indentation
 
 ZERO = ("empty", "header only", "blank line", "white space", "comment")
-"""The classes that change nothing: a sound reward gives them 0 wherever the reference itself is more than that."""
+"""Classes that change nothing: a sound reward gives them 0 unless the reference is such a change."""
 COPIES = (
     *("right lines: typed twice", "right lines: twice, the last word changed"),
     *("lines above: typed twice", "right lines: reversed"),
@@ -22,17 +22,16 @@ _WORD = re.compile(rb"[A-Za-z0-9_]+|[^\sA-Za-z0-9_]")
 _INSIDE = re.compile(
     rb"(\s*(?:return|if|elif|while|assert|raise|yield)\s+|.*?[^=!<>]=\s*(?!=)|\s*)(.+?)(:?\s*[;,]?\s*\{?)$", re.DOTALL
 )
-"""What stands before, in, and behind the expression of a line."""
+"""Text before the expression of a line, the expression, and the text after it."""
 _SWAPPED = bytes.maketrans(b"'\"", b"\"'")
 
 
 def make_spoiled_patches(reference: bytes, seed: int = 0) -> dict[str, bytes]:
-    """A patch of each class, by its name; only ``empty`` where the reference changes no line of text.
+    """Make a patch of each class, by its name; only ``empty`` where the reference changes no line of text.
 
-    Edits "on the right lines" are of all lines that the reference removes, and there are none of it if it removes none
-    that they change; the others are of the first file that it changes. Half of the reference is the first half of its
-    places, or of the lines of its only one. Places and lines are drawn from `seed` and the reference. Raises
-    `MalformedPatch`.
+    Classes "right lines: ..." edit all lines that the reference removes, and are left out if they would change none;
+    most others edit the first file of the reference. "half of the reference" has the first half of its blocks, or of
+    the lines of its only block. Places and lines are drawn from `seed` and the reference. Raises `MalformedPatch`.
     """
     files = [file for file in parse_patch(reference) if file.blocks]
     if not files:
@@ -96,8 +95,8 @@ def _edit_removed_lines(files: Sequence[FilePatch], rng: random.Random) -> dict[
 
 
 def _copy_old_lines(files: Sequence[FilePatch]) -> dict[str, bytes]:
-    """Classes that type again what the old file has: the lines that the reference removes, with their last word changed
-    or in reverse order, too, and the three above its first place in each file."""
+    """Classes that repeat lines of the old file: those that the reference removes (also with another last word, or in
+    reverse order), and the three above its first change in each file."""
     made = dict.fromkeys(COPIES, b"")
     for file in files:
         right = [block for block in file.blocks if block.removed]
@@ -121,7 +120,7 @@ def _rename_last_word(line: bytes) -> bytes:
 
 
 def _edit_each_line(files: Sequence[FilePatch], edit: Callable[[bytes], bytes | None]) -> Iterator[bytes]:
-    """Diffs of `files` in which `edit` has every removed line, less its end; None deletes it."""
+    """Diffs of `files` that apply `edit` to every removed line without its line end; None deletes the line."""
 
     def edited(line: bytes) -> tuple[bytes, ...]:
         body = line.rstrip(b"\r\n")
@@ -135,7 +134,7 @@ def _edit_each_line(files: Sequence[FilePatch], edit: Callable[[bytes], bytes | 
 
 
 def _reuse_reference(reference: bytes, files: Sequence[FilePatch]) -> dict[str, bytes]:
-    """Classes that hold the reference, or some of it."""
+    """Classes that contain the reference or a part of it."""
     typed, half = [], []
     places = [(file, block) for file in files for block in file.blocks]
     for file in files:
@@ -161,7 +160,7 @@ def _reuse_reference(reference: bytes, files: Sequence[FilePatch]) -> dict[str, 
 
 
 def _make_new_file(name: str) -> bytes:
-    """A file of one line."""
+    """A diff that adds a file of one line."""
     head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n+++ b/{name}\n"
     return f"{head}@@ -0,0 +1 @@\n+value = 1\n".encode()
 
@@ -172,7 +171,7 @@ def _make_header(file: FilePatch) -> bytes:
 
 
 def _make_diff(file: FilePatch, blocks: Sequence[Block]) -> bytes:
-    """`blocks` as hunks without context."""
+    """A diff with `blocks` as hunks without context."""
     name = (file.new or file.old).encode("utf-8", "surrogateescape")
     text = _make_header(file) + b"--- a/%s\n+++ b/%s\n" % (name, name)
     shift = 0

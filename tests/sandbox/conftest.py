@@ -72,7 +72,7 @@ async def find_successful_attacks(backend: SandboxBackend, family: str) -> list[
 
 @pytest.fixture
 def marker() -> str:
-    """A name for processes that no other test gives."""
+    """A name for processes that no other test uses."""
     return f"crrl-{secrets.token_hex(8)}"
 
 

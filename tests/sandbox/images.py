@@ -22,7 +22,7 @@ UNUSED_EXTENSIONS = ("_sqlite3", "_dbm", "_gdbm", "_curses", "_tkinter", "readli
 
 
 def root_file_system(root: Path, programs: str = PROGRAMS) -> None:
-    """Copy programs and the libraries that they load, git and Python with their own files, and make usual folders."""
+    """Copy programs and the libraries that they load, git and Python with their files, and make the usual folders."""
     libraries: set[str] = set()
 
     def note(file: Path) -> None:
@@ -65,7 +65,7 @@ def _python(root: Path) -> list[Path]:
 
 
 def _git(root: Path) -> None:
-    """Copy git's commands that are scripts. The others are in git itself, or speak to servers."""
+    """Copy git's commands that are scripts; others are built into git, or only needed for servers."""
     (root / "usr/lib/git-core").mkdir(parents=True)
     for command in Path("/usr/lib/git-core").iterdir():
         if command.is_file() and not command.is_symlink() and command.stat().st_size < 1 << 18:
@@ -75,7 +75,7 @@ def _git(root: Path) -> None:
 
 
 def write_repository(folder: Path) -> None:
-    """Write what an image of a benchmark has in its working folder, with a future that must not be found."""
+    """Write the working folder of a benchmark's image, with a later fix that must not be found."""
     (folder / "app.py").write_text("def add(a, b):\n    return a - b\n")
     (folder / "run").write_text("#!/bin/sh\necho run\n")
     (folder / "run").chmod(0o755)
@@ -111,4 +111,4 @@ def own_podman(*more: str) -> Iterator[list[str]]:
         for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             if (point := line.split()[1]).startswith(f"{home}/"):  # as root it mounts its storage upon itself
                 subprocess.run(["umount", "--lazy", point], capture_output=True)
-        shutil.rmtree(home)  # which fails if one is left
+        shutil.rmtree(home)  # fails if a mount is left

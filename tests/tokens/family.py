@@ -37,7 +37,7 @@ class Family:
     thought: tuple[str, str, str] = ("<think>", "\n", "</think>")
     """Begin and end of thoughts, and the text after their first token."""
     refused: tuple[str, ...] = ()
-    """Words in the names of conversations that the family does not know."""
+    """Words in the names of conversations that the family does not support."""
     rewritten: tuple[str, ...] = ()
     """Shapes of conversations that its template cannot write."""
     forks: tuple[str, ...] = ()
@@ -51,11 +51,11 @@ class Family:
         return found.model_type if found else self.architecture
 
     def write(self, folder: Path, vocabulary: Any = None, **changes: Any) -> Path:
-        """A folder with the family's config, tokenizer and template, and no weights.
+        """Write the family's config, tokenizer and template, without weights, to `folder`.
 
         `vocabulary` is a `tokenizers.Tokenizer` without special tokens; by default bytes.
         """
-        spec, size = tokenizer(self.tokens, vocabulary)
+        spec, size = make_tokenizer(self.tokens, vocabulary)
         ids = {token: size - len(self.tokens) + at for at, token in enumerate(self.tokens)}
         own = {"vocab_size": size, "max_position_embeddings": 4096, "eos_token_id": [ids[token] for token in self.eos]}
         found = ARCHITECTURES.get(self.architecture, Architecture(self.architecture, {}))
@@ -67,8 +67,8 @@ class Family:
         return folder
 
 
-def tokenizer(added: tuple[str, ...], vocabulary: Any = None) -> tuple[str, int]:
-    """A ``tokenizer.json`` with special tokens, and its size."""
+def make_tokenizer(added: tuple[str, ...], vocabulary: Any = None) -> tuple[str, int]:
+    """Make a ``tokenizer.json`` with special tokens; returns it and the vocabulary size."""
     from tokenizers import AddedToken
 
     made = vocabulary or split_bytes()

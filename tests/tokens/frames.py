@@ -1,13 +1,13 @@
-"""Chat templates of families whose frame is not Qwen's, in their published formats, and their special tokens.
+"""Chat templates of families that do not use Qwen's format, in their published formats, and their special tokens.
 
-Written for these tests. What GLM says about its tools is taken from the package `renderers`, whose prompts must agree.
+Written for these tests. GLM's text about tools is taken from the package `renderers`, whose prompts must agree.
 """
 
 from __future__ import annotations
 
 from renderers.glm5 import _TOOLS_FOOTER, _TOOLS_HEADER
 
-# Nothing ends a reply but the next role.
+# A reply is ended only by the next role.
 GLM47 = (
     r"[gMASK]<sop>{%- if tools %}{{- '<|system|>" + _TOOLS_HEADER.replace("\n", r"\n") + r"' }}"
     r"{%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}"

@@ -1,4 +1,4 @@
-"""Replies as each family samples them, written by hand: what readers must read."""
+"""Replies in the format of each family, written without the code that must read them."""
 
 from __future__ import annotations
 

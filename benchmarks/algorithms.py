@@ -47,8 +47,8 @@ def rows(attempts: Sequence[Attempt], rewards: Sequence[float], settings: LearnS
         values = compute_group_advantages(rewards[at : at + GROUP], settings.baseline).values
         for number, ((attempt, _), advantage) in enumerate(zip(group, values, strict=True)):
             if advantage is not None:
-                versions = tuple(version if on else -1 for on in attempt.said)
-                columns = (tuple(attempt.ids), tuple(attempt.said), tuple(attempt.logprobs), versions)
+                versions = tuple(version if on else -1 for on in attempt.sampled)
+                columns = (tuple(attempt.ids), tuple(attempt.sampled), tuple(attempt.logprobs), versions)
                 made.append(Sample(f"{at}-{number}", *columns, advantage, group=str(at)))
     return made
 
@@ -91,7 +91,7 @@ class Run:
         attempts = self.simulation.run(self.weights, [e for e in chosen for _ in range(GROUP)], 1.0, self.generator)
         rewards = compute_rewards(attempts)
         samples = rows(attempts, rewards, self.settings, self.trainer.version)
-        tokens = sum(sum(attempt.said) for attempt in attempts)
+        tokens = sum(sum(attempt.sampled) for attempt in attempts)
         learned = self.trainer.step(samples, len(attempts), tokens) if samples else {}
         bounded = learned.get("clip_low", 0.0) + learned.get("clip_high", 0.0)
         return {"reward": fmean(rewards), "bounded": bounded, "grad_norm": learned.get("grad_norm", 0.0)}

@@ -44,9 +44,9 @@ def _chat_body(content: str, count: int = 1) -> bytes:
 
 def _tool_call_body(arguments: str) -> bytes:
     call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": arguments}}
-    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    reply = {"role": "assistant", "content": "", "tool_calls": [call]}
     user = {"role": "user", "content": "a"}
-    return json.dumps({"model": "policy", "messages": [user, said, user]}).encode()
+    return json.dumps({"model": "policy", "messages": [user, reply, user]}).encode()
 
 
 def _deep_body() -> bytes:
@@ -198,13 +198,13 @@ class _Measured:
 
 def _report(kind: str, alone: _Measured, beside: _Measured, refused: int) -> None:
     load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
-    quiet, loud = alone.summarise(), beside.summarise()
+    alone_ms, beside_ms = alone.summarise(), beside.summarise()
     names = ("p50", "p99", "turn p99", "longest turn")
     pairs = "  ".join(
-        f"{name} {before:6.1f} -> {after:6.1f}" for name, before, after in zip(names, quiet, loud, strict=True)
+        f"{name} {before:6.1f} -> {after:6.1f}" for name, before, after in zip(names, alone_ms, beside_ms, strict=True)
     )
     print(
-        f"{kind:24} ms: {pairs}  p99 ratio {loud[1] / quiet[1]:.2f}  attacker's calls {refused}  load {load}",
+        f"{kind:24} ms: {pairs}  p99 ratio {beside_ms[1] / alone_ms[1]:.2f}  attacker's calls {refused}  load {load}",
         flush=True,
     )
 

@@ -38,7 +38,7 @@ class Play(NamedTuple):
     patch: bytes
 
 
-def plays(folder: Path) -> Iterator[Play]:
+def list_plays(folder: Path) -> Iterator[Play]:
     """Every cheat with every runner, after the two controls of each task."""
 
     def repository(kind: str) -> Repository:
@@ -49,37 +49,37 @@ def plays(folder: Path) -> Iterator[Play]:
     for kind in test_attacks.COMMANDS:
         made = repository(kind)
         task = test_attacks.made(made, kind)
-        yield from controls(kind, task, made)
+        yield from list_controls(kind, task, made)
         for played, name in test_attacks.PLAYED:
             if played == kind:
                 yield Play(kind, name, task, test_attacks.cheat(made, name))
     for end, names in test_attacks.ENDED.items():
         made = repository(f"script that ends by {end}")
         task = test_attacks.script(made, end)
-        yield from controls(f"script, `{end}`", task, made)
+        yield from list_controls(f"script, `{end}`", task, made)
         for name in names:
             yield Play(f"script, `{end}`", name, task, made.edit(cheats.SCRIPT[name]))
     for ending in ("mjs", "cjs") if shutil.which("node") else ():
         made = repository(f"node with {ending}")
         task = test_attacks.made_of_names(made, ending)
-        yield from controls(f"node, {ending}", task, made)
+        yield from list_controls(f"node, {ending}", task, made)
         for played, name in test_attacks.SPOKEN:
             if played == ending:
                 yield Play(f"node, {ending}", name, task, test_attacks.spoken(made, ending, name))
     if shutil.which("javac"):
         made = repository("junit")
         task = test_attacks.made_for_junit(made)
-        yield from controls("JUnit 4", task, made)
+        yield from list_controls("JUnit 4", task, made)
         for name, text in cheats.JUNIT.items():
             yield Play("JUnit 4", name, task, made.edit({"programs/Clamp.java": text}))
     for name in test_limits.PREPARED:
         made = repository(f"prepares {name}")
         task, patch = test_limits.prepared(made, name)
-        yield from controls("two commands", task, made)
+        yield from list_controls("two commands", task, made)
         yield Play("two commands", f"the first writes {name}", task, patch)
 
 
-def controls(runner: str, task: Task, made: Repository) -> Iterator[Play]:
+def list_controls(runner: str, task: Task, made: Repository) -> Iterator[Play]:
     """The reference, and a patch that repairs nothing."""
     yield Play(runner, "the reference", task, task.reference)
     yield Play(runner, "nothing", task, made.edit({"nothing.txt": b""}))
@@ -110,7 +110,7 @@ async def main() -> None:
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     try:
-        for play in plays(folder):
+        for play in list_plays(folder):
             commands = tuple(replace(each, timeout=120.0) for each in play.task.checks.commands)
             checks = replace(play.task.checks, commands=commands)
             print(await row(play._replace(task=replace(play.task, checks=checks)), backend), flush=True)

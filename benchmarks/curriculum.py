@@ -32,8 +32,8 @@ COMMON = (
     *("reward={tests=1}", "eval.reward={tests=1}", "rollout.group_size=4"),
     *(f"eval.options={{split='test', quoted=1, n={HELD_OUT}}}", f"eval.every={EVERY}"),
 )
-"""Of all arms, over `crrl hello`: fewer tasks, so that they come back; tests alone and smaller groups, many of which
-are all alike (as shipped, with half of the reward for similarity, one in 25 is); the average over groups that teach."""
+"""Settings of all arms, beside those of `crrl hello`: few tasks, so that they repeat; only tests as reward and small
+groups, so that many groups have equal rewards (as shipped, with half of the reward for similarity, one in 25 has)."""
 
 
 def arms(probe: Path) -> dict[str, tuple[str, ...]]:
@@ -88,8 +88,8 @@ def measure(folder: Path) -> None:
             run = RunFolder(folder / f"{name}-{seed}")
             if not is_finished(run):
                 resume = ["--resume"] if run.log.exists() else []
-                own = (f"run.name={run.path.name}", f"run.dir={folder}", f"run.seed={seed}")
-                crrl("train", "hello", *own, *COMMON, *settings, *resume)
+                where = (f"run.name={run.path.name}", f"run.dir={folder}", f"run.seed={seed}")
+                crrl("train", "hello", *where, *COMMON, *settings, *resume)
 
 
 def points(run: RunFolder) -> list[Point]:
@@ -136,20 +136,23 @@ def table(folder: Path) -> Iterator[str]:
         seeds = [seed for seed in SEEDS if (name, seed) in curves and ("uniform", seed) in curves]
         if not seeds:
             continue
-        own, base = ([curves[arm, seed] for seed in seeds] for arm in (name, "uniform"))
+        arm_curves, uniform_curves = ([curves[arm, seed] for seed in seeds] for arm in (name, "uniform"))
         steps = [record["metrics"] for seed in seeds for record in read_history(runs[name, seed]).steps]
-        last, other = ([curve[-1].rewards for curve in arm] for arm in (own, base))
-        tasks = sorted(set.intersection(*map(set, (*last, *other))))
-        after, before = ([[rewards[task] for task in tasks] for rewards in arm] for arm in (last, other))
+        last_rewards = [[curve[-1].rewards for curve in arm] for arm in (arm_curves, uniform_curves)]
+        tasks = sorted(set.intersection(*(set(rewards) for arm in last_rewards for rewards in arm)))
+        arm_rewards, uniform_rewards = ([[rewards[task] for task in tasks] for rewards in arm] for arm in last_rewards)
         clusters = list(cluster_tasks(dict.fromkeys(tasks, "")).values())
-        costs = [(cost(mine, its[-1].mean), its[-1]) for mine, its in zip(own, base, strict=True)]
+        pairs = zip(arm_curves, uniform_curves, strict=True)
+        costs = [(cost(curve, uniform[-1].mean), uniform[-1]) for curve, uniform in pairs]
         cells = (
             str(len(seeds)),
-            f"{fmean(curve[-1].episodes for curve in own):,.0f}",
-            f"{fmean(curve[-1].tokens for curve in own):,.0f}",
+            f"{fmean(curve[-1].episodes for curve in arm_curves):,.0f}",
+            f"{fmean(curve[-1].tokens for curve in arm_curves):,.0f}",
             f"{fmean(metrics['informative'] for metrics in steps):.2f}",
-            str(mean_of_replicates(after, clusters, share=True).interval),
-            "" if name == "uniform" else str(replicated_difference(before, after, clusters, share=True).interval),
+            str(mean_of_replicates(arm_rewards, clusters, share=True).interval),
+            ""
+            if name == "uniform"
+            else str(replicated_difference(uniform_rewards, arm_rewards, clusters, share=True).interval),
             _mean([episodes / end.episodes for (episodes, _), end in costs]),
             _mean([tokens / end.tokens for (_, tokens), end in costs]),
         )
@@ -163,9 +166,9 @@ def table(folder: Path) -> Iterator[str]:
 
 def _mean(values: Sequence[float]) -> str:
     """Mean over seeds with its Student t interval; infinite values are counted apart."""
-    known = [value for value in values if math.isfinite(value)]
-    mean = str(mean_interval(known, range(len(known)), share=False, least=0.0)) if known else ""
-    never = f"{len(values) - len(known)} of {len(values)} never" if len(known) < len(values) else ""
+    finite = [value for value in values if math.isfinite(value)]
+    mean = str(mean_interval(finite, range(len(finite)), share=False, least=0.0)) if finite else ""
+    never = f"{len(values) - len(finite)} of {len(values)} never" if len(finite) < len(values) else ""
     return "; ".join(filter(None, (mean, never)))
 
 

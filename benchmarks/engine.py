@@ -68,7 +68,7 @@ def build(folder: Path) -> Any:
     return model
 
 
-def of_generate(model: Any, prompts: list[list[int]]) -> tuple[Rate, list[list[int]]]:
+def run_generate(model: Any, prompts: list[list[int]]) -> tuple[Rate, list[list[int]]]:
     import torch
 
     # prompts of one length: left padding would only add masked tokens to generate's work
@@ -86,7 +86,7 @@ def of_generate(model: Any, prompts: list[list[int]]) -> tuple[Rate, list[list[i
     return clock.rate(len(prompts) * NEW), [row[PROMPT:].tolist() for row in out]
 
 
-async def of_engine(engine: TinyEngine, prompts: list[list[int]]) -> tuple[Rate, list[list[int]]]:
+async def run_engine(engine: TinyEngine, prompts: list[list[int]]) -> tuple[Rate, list[list[int]]]:
     async def one(prompt: list[int]) -> list[int]:
         sampling = Sampling(temperature=0.0, max_tokens=NEW)
         return [token async for chunk in engine.generate(prompt, sampling, 0) for token in chunk.ids]
@@ -113,17 +113,19 @@ async def main() -> None:
                 same = 0
                 for repetition in range(options.repeat + 1):
                     prompts = [[rng.randrange(267) for _ in range(PROMPT)] for _ in range(sequences)]
-                    ours, mine = await of_engine(engine, prompts)
-                    theirs, yours = of_generate(model, prompts)
+                    our_rate, our_ids = await run_engine(engine, prompts)
+                    their_rate, their_ids = run_generate(model, prompts)
                     if repetition:  # the first one warms both up
-                        rates["engine"].append(ours)
-                        rates["generate"].append(theirs)
-                        same += sum(a == b for a, b in zip(mine, yours, strict=True))
+                        rates["engine"].append(our_rate)
+                        rates["generate"].append(their_rate)
+                        same += sum(a == b for a, b in zip(our_ids, their_ids, strict=True))
                 row: dict[str, float] = {"sequences": sequences}
                 for at, clock in enumerate(Rate._fields):
-                    of = {side: [rate[at] for rate in measured] for side, measured in rates.items()}
-                    ratios = [a / b for a, b in zip(of["engine"], of["generate"], strict=True)]
-                    row |= {f"{side}_tokens_per_{clock}_s": round(statistics.median(own)) for side, own in of.items()}
+                    by_side = {side: [rate[at] for rate in measured] for side, measured in rates.items()}
+                    ratios = [a / b for a, b in zip(by_side["engine"], by_side["generate"], strict=True)]
+                    row |= {
+                        f"{side}_tokens_per_{clock}_s": round(statistics.median(each)) for side, each in by_side.items()
+                    }
                     row |= {
                         f"{clock}_ratio": round(statistics.median(ratios), 2),
                         f"{clock}_ratio_min": round(min(ratios), 2),

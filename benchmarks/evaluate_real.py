@@ -30,7 +30,7 @@ from coderepairrl.config import parse_options
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.types import EngineNeeds, Sampling
-from real_repositories import CONTEXT, model
+from real_repositories import CONTEXT, write_model
 
 LIMITS = (
     "agent.name=nano",
@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("options", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
     options.work.mkdir(parents=True)
-    model(options.work / "model")
+    write_model(options.work / "model")
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(options.work / "model")).save_pretrained(
         options.work / "model"

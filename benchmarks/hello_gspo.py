@@ -164,7 +164,7 @@ def _episode(
     slot: PlannedGroup, number: int, attempt: Attempt, values: Mapping[str, float], reward: dict[str, float]
 ) -> Episode:
     turns = list[Turn]()
-    spans = [[*span] for _, span in groupby(range(len(attempt.ids)), lambda at: attempt.said[at])]
+    spans = [[*span] for _, span in groupby(range(len(attempt.ids)), lambda at: attempt.sampled[at])]
     for before, own in zip(spans[::2], spans[1::2], strict=False):  # an unanswered last prompt is left out
         given = TokenSpan(tuple(attempt.ids[at] for at in before), Origin.GIVEN)
         ids, logprobs = (tuple(column[at] for at in own) for column in (attempt.ids, attempt.logprobs))

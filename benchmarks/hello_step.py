@@ -58,23 +58,27 @@ def used_after(metrics: Path, step: int, run: subprocess.Popen[bytes]) -> dict[s
 def used(root: int) -> dict[str, float]:
     """CPU seconds of `root` and its descendants (ended ones included) by stage, and the clock's time."""
     parents: dict[int, int] = {}
-    own: dict[int, int] = {}
-    ended: dict[int, int] = {}
+    own_ticks: dict[int, int] = {}
+    child_ticks: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             fields = (entry / "stat").read_text().rpartition(") ")[2].split()
         except OSError:  # it has ended
             continue
         pid = int(entry.name)
-        parents[pid], own[pid], ended[pid] = int(fields[1]), sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
+        parents[pid], own_ticks[pid], child_ticks[pid] = (
+            int(fields[1]),
+            sum(map(int, fields[11:13])),
+            sum(map(int, fields[13:15])),
+        )
     seconds = dict.fromkeys(STAGES, 0)
     for pid in parents:
         above = pid
         while above not in (0, 1, root):
             above = parents.get(above, 0)
         if above == root:
-            seconds["controller" if pid == root else stage(pid)] += own[pid]
-            seconds["sandbox"] += ended[pid]
+            seconds["controller" if pid == root else stage(pid)] += own_ticks[pid]
+            seconds["sandbox"] += child_ticks[pid]
     return {name: ticks / os.sysconf("SC_CLK_TCK") for name, ticks in seconds.items()} | {"wall": time.monotonic()}
 
 

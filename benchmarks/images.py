@@ -44,7 +44,7 @@ COPIES = 4
 _ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def programs(root: Path, pythons: Iterable[Path]) -> None:
+def copy_programs(root: Path, pythons: Iterable[Path]) -> None:
     """Copy this machine's programs to `root`, with the libraries that they and the modules of `pythons` load."""
     found = [path for name in PROGRAMS.split() if (path := shutil.which(name, path="/usr/bin:/bin"))]
     files = {Path(path).resolve() for path in found} | {Path("/usr/lib/locale/C.utf8")}
@@ -65,13 +65,13 @@ def programs(root: Path, pythons: Iterable[Path]) -> None:
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
 
 
-def layer_of(root: Path, parts: list[str]) -> bytes:
+def pack_layer(root: Path, parts: list[str]) -> bytes:
     present = [part for part in parts if (root / part).exists() or (root / part).is_symlink()]
     command = ["tar", "-C", root, "--owner=0", "--group=0", "--one-file-system", "-c", "--", *present]
     return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
 
 
-def repository(root: Path, mib: int) -> bytes:
+def make_repository_layer(root: Path, mib: int) -> bytes:
     """A layer with a repository of incompressible files."""
     testbed = root / "testbed"
     for number in range(mib * 8):
@@ -80,10 +80,10 @@ def repository(root: Path, mib: int) -> bytes:
     who = "git config user.name n && git config user.email e"
     script = f"git init -q . && {who} && git add -A && git commit -qm x && git gc -q"
     subprocess.run(["bash", "-ec", script], cwd=testbed, check=True)
-    return layer_of(root, ["testbed"])
+    return pack_layer(root, ["testbed"])
 
 
-def extra() -> bytes:
+def make_extra_layer() -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         about = tarfile.TarInfo("etc/second")
@@ -164,7 +164,7 @@ class Timer:
 timer = Timer()
 
 
-def others(layout: Layout, work: Path) -> None:
+def time_other_tools(layout: Layout, work: Path) -> None:
     """Time tar and Podman on the first image."""
     plain = work / "tar"
     plain.mkdir()
@@ -186,7 +186,7 @@ def others(layout: Layout, work: Path) -> None:
                 subprocess.run(["umount", "--lazy", point], capture_output=True)
 
 
-async def sandboxes(title: str, workspace: str, many: int, *, copy: bool = False) -> None:
+async def time_sandboxes(title: str, workspace: str, many: int, *, copy: bool = False) -> None:
     """Time sandboxes: one with git status and diff, one more, and `many` at once with a written file and git status."""
     backend = make_backend("bwrap", copy=copy)
     backend.require()
@@ -233,11 +233,11 @@ def main() -> None:
     try:
         layout = Layout(work / "oci")
         if options.small:
-            programs(work / "programs", ())
-            base = [layer_of(work / "programs", [path.name for path in (work / "programs").iterdir()])]
+            copy_programs(work / "programs", ())
+            base = [pack_layer(work / "programs", [path.name for path in (work / "programs").iterdir()])]
         else:
-            base = [layer_of(Path("/"), parts) for parts in PARTS]
-        layers = [*base, repository(work / "root", options.mib)]
+            base = [pack_layer(Path("/"), parts) for parts in PARTS]
+        layers = [*base, make_repository_layer(work / "root", options.mib)]
         first = layout.image(layers, "first")
         size = sum(map(len, layers)) >> 20
         print(f"{size} MiB in {len(layers)} layers, {used(layout.folder)} MiB compressed, on {os.cpu_count()} CPUs\n")
@@ -245,8 +245,8 @@ def main() -> None:
         if options.small:
             prepare_images([first])
         else:
-            second = layout.image([*layers, extra()], "second")
-            others(layout, work)
+            second = layout.image([*layers, make_extra_layer()], "second")
+            time_other_tools(layout, work)
             timer.restart()
             [ready] = prepare_images([first])
             files = (ready.image.report or {})["files"]
@@ -258,9 +258,9 @@ def main() -> None:
         testbed = work / "root/testbed"
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=testbed, capture_output=True, text=True, check=True)
         native = f"git:{testbed}@{commit.stdout.strip()}"
-        asyncio.run(sandboxes("image", f"image:{first}", options.sandboxes))
-        asyncio.run(sandboxes("commit", native, options.sandboxes))
-        asyncio.run(sandboxes(f"commit, copied ({COPIES})", native, COPIES, copy=True))
+        asyncio.run(time_sandboxes("image", f"image:{first}", options.sandboxes))
+        asyncio.run(time_sandboxes("commit", native, options.sandboxes))
+        asyncio.run(time_sandboxes(f"commit, copied ({COPIES})", native, COPIES, copy=True))
     finally:
         subprocess.run(["rm", "-rf", work], check=True)
 

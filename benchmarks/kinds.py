@@ -137,12 +137,12 @@ def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for kind in of:
         for arm in (kind, MIXED):
-            own = [attempts[arm, seed][kind] for seed in SEEDS if (arm, seed) in attempts]
-            if not own:
+            replicates = [attempts[arm, seed][kind] for seed in SEEDS if (arm, seed) in attempts]
+            if not replicates:
                 continue
-            rows, clusters = _rows(*(steps[0] for steps in own), *(steps[STEPS] for steps in own))
-            before, after = rows[: len(own)], rows[len(own) :]
-            cells = [kind, "mixed" if arm == MIXED else "alone", str(len(own))]
+            rows, clusters = _rows(*(steps[0] for steps in replicates), *(steps[STEPS] for steps in replicates))
+            before, after = rows[: len(replicates)], rows[len(replicates) :]
+            cells = [kind, "mixed" if arm == MIXED else "alone", str(len(replicates))]
             cells += [f"{len(clusters)} in {len(set(clusters))}"]
             cells += [str(mean_of_replicates(each, clusters, share=True).interval) for each in (before, after)]
             cells += [str(replicated_difference(before, after, clusters, share=True).interval)]
@@ -171,8 +171,8 @@ def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for (arm, seed), by_kind in attempts.items():
         for step, replies in by_kind.get("repair", {}).items():
-            said = Counter(map(quoted, replies.values()))
-            yield f"| {arm} | {seed} | {step} | {', '.join(f'{what}: {count}' for what, count in said.most_common())} |"
+            counts = Counter(map(quoted, replies.values()))
+            yield f"| {arm} | {seed} | {step} | {', '.join(f'{what}: {n}' for what, n in counts.most_common())} |"
 
 
 def quoted(episode: Episode) -> str:

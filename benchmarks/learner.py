@@ -183,8 +183,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     mixed = build_rows(options.rows)
-    own = [(prompt, len(sample.ids) - prompt) for prompt, sample in mixed]
-    prompt, completion = (round(statistics.fmean(part)) for part in zip(*own, strict=True))
+    lengths = [(prompt, len(sample.ids) - prompt) for prompt, sample in mixed]
+    prompt, completion = (round(statistics.fmean(part)) for part in zip(*lengths, strict=True))
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(Path(folder))
         for rows in (mixed, build_rows(options.rows, (prompt, completion))):

@@ -63,10 +63,10 @@ _EQUAL = 64
 
 def planned(mix: str, folder: Path, steps: int, overrides: Sequence[str] = ()) -> Plan:
     """Plan `steps` steps on the tasks of `mix`, for both sides."""
-    own = [f"run.dir={folder}", f"run.steps={steps}", f"run.checkpoint_every={steps}"]
-    never = ["eval.before=false", "eval.after=false", "rollout.seconds=3600"]
+    run_settings = [f"run.dir={folder}", f"run.steps={steps}", f"run.checkpoint_every={steps}"]
+    fixed = ["eval.before=false", "eval.after=false", "rollout.seconds=3600"]
     preset = "qwen2.5-coder-0.5b-cpu" if mix == "turn" else "hello"
-    plan = plan_run(configs.load_config(preset, [*own, *never, *MIXES[mix], *overrides]))
+    plan = plan_run(configs.load_config(preset, [*run_settings, *fixed, *MIXES[mix], *overrides]))
     tasks = alike(plan) if mix == "equal" else plan.train_tasks
     per_step, seed = plan.config.rollout.tasks_per_step, plan.config.run.seed
     return plan.replace(curriculum=Curriculum(sources=(WeightedTasks(tasks),), per_step=per_step, seed=seed))
@@ -264,8 +264,8 @@ def table(mix: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterato
     yield "|---|---|" + "---|---|" * len(names)
     for line in (*STAGES, "all", PER_TOKEN, "wall"):
         cells = {name: [cell(line, result) for result in results] for name, results in found.items()}
-        own = statistics.median(cells["ours"])
-        shown = [f"{line} | {own:.2f}"]
+        our_median = statistics.median(cells["ours"])
+        shown = [f"{line} | {our_median:.2f}"]
         for name in names:
             ratios = sorted(b / a for a, b in zip(cells["ours"], cells[name], strict=True) if a >= 0.01)
             of = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else ""

@@ -178,11 +178,11 @@ class Peer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         with self.stages.within("rollout"):
             made = super()._generate_and_score_completions(inputs)
-        prompts, said = made["prompt_mask"].sum(1), made["completion_mask"]
+        prompts, completion_mask = made["prompt_mask"].sum(1), made["completion_mask"]
         self.shared.report |= {
             "prompt": int(prompts.sum()),
-            "rows": (prompts + said.sum(1)).tolist(),
-            "sampled": int((said * made.get("tool_mask", 1)).sum()),
+            "rows": (prompts + completion_mask.sum(1)).tolist(),
+            "sampled": int((completion_mask * made.get("tool_mask", 1)).sum()),
         }
         return made
 

@@ -117,8 +117,9 @@ async def main() -> None:
         )
         for name, each in rates.items() if "step" not in options.skip else ():
             for at, clock in enumerate(Rate._fields):
-                own = [rate[at] for rate in each]
-                print(f"{name:>9}: {statistics.median(own):6.1f} ({min(own):.1f} to {max(own):.1f}) tokens a {clock} s")
+                values = [rate[at] for rate in each]
+                spread = f"({min(values):.1f} to {max(values):.1f})"
+                print(f"{name:>9}: {statistics.median(values):6.1f} {spread} tokens a {clock} s")
         if "alone" in options.skip:
             return
         shapes = config.shapes()

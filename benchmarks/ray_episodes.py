@@ -64,16 +64,16 @@ def processes() -> set[int]:
 
 def memory() -> tuple[int, int, int]:
     """Bytes of all processes, of this one, and of the largest actor."""
-    total = own = actor = 0
+    total = controller = actor = 0
     for pid in processes():
         with suppress(OSError, ValueError):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             used = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
             total += used
-            own += used if pid == os.getpid() else 0
+            controller += used if pid == os.getpid() else 0
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerActor"):
                 actor = max(actor, used)
-    return total, own, actor
+    return total, controller, actor
 
 
 @asynccontextmanager
@@ -105,8 +105,8 @@ async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argpars
 async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure one executor."""
     codec = tokens.load_codec(models.find_model_folder("builtin:tiny"))
-    said = codec.encode("so " * WORDS)[: WORDS - 1]
-    engine = ScriptedEngine(lambda ids, sampling, seed: [*said, *codec.stop_ids[:1]])
+    reply = codec.encode("so " * WORDS)[: WORDS - 1]
+    engine = ScriptedEngine(lambda ids, sampling, seed: [*reply, *codec.stop_ids[:1]])
     tasks, endings, peak = list(HandmadeSource()), Counter[str](), (0, 0, 0)
     with tempfile.TemporaryDirectory() as folder, closing(Log(Path(folder, "log.jsonl"))) as log:
         async with opened(name, engine, log, arguments) as executor:
@@ -129,7 +129,7 @@ async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
                     await asyncio.sleep(0.1)
             before, *_ = memory()
             watching = asyncio.create_task(watch())
-            cpu, own, began = cpu_seconds(), time.process_time(), time.monotonic()
+            cpu, controller_cpu, began = cpu_seconds(), time.process_time(), time.monotonic()
             waiting = asyncio.Queue[int]()
             for number in range(arguments.episodes):
                 waiting.put_nowait(number)
@@ -142,7 +142,11 @@ async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
                     await rollout.run(PlannedAttempt(task, "train", 1, f"train-{number:05d}", 0, seed, Sampling()))
 
             await asyncio.gather(*(work() for _ in range(arguments.concurrency)))
-            wall, cpu, own = time.monotonic() - began, cpu_seconds() - cpu, time.process_time() - own
+            wall, cpu, controller_cpu = (
+                time.monotonic() - began,
+                cpu_seconds() - cpu,
+                time.process_time() - controller_cpu,
+            )
             watching.cancel()
         size = Path(folder, "log.jsonl").stat().st_size
     return {
@@ -152,7 +156,7 @@ async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "seconds": round(wall, 1),
         "episodes a second": round(arguments.episodes / wall, 1),
         "CPU ms an episode": round(1000 * cpu / arguments.episodes, 1),
-        "of which the controller": round(1000 * own / arguments.episodes, 1),
+        "of which the controller": round(1000 * controller_cpu / arguments.episodes, 1),
         "MiB before": before >> 20,
         "MiB at most": peak[0] >> 20,
         "MiB of the controller at most": peak[1] >> 20,

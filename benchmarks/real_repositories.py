@@ -41,7 +41,7 @@ from coderepairrl.protocols import EngineSpec, Reward, SandboxBackend
 from coderepairrl.runs import RunFolder
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import EngineNeeds, Episode, Sampling, Score, Task
-from images import Layout, programs
+from images import Layout, copy_programs
 
 NATIVE = ("pallets__flask-5014", "pytest-dev__pytest-7982", "pylint-dev__pylint-4970")
 IMAGES = ("psf__requests-1142", "sympy__sympy-13480", "sphinx-doc__sphinx-7440")
@@ -112,15 +112,15 @@ class Replay(EngineSpec):
 
     async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
         words = Tokenizer.from_file(str(model / "tokenizer.json"))
-        asked: Counter[str] = Counter()
+        requests: Counter[str] = Counter()
 
         def script(ids: Sequence[int], sampling: Sampling, seed: int) -> Sequence[int]:
             text = words.decode(list(ids), skip_special_tokens=False)
             reply = "Done."
             if "<tool_response>" not in text:
                 row = next(row for row in self._rows if row["problem_statement"].strip()[:60].splitlines()[0] in text)
-                asked[row["instance_id"]] += 1
-                if asked[row["instance_id"]] == 1:
+                requests[row["instance_id"]] += 1
+                if requests[row["instance_id"]] == 1:
                     patch = row["patch"] if row["patch"].endswith("\n") else row["patch"] + "\n"
                     call = {"name": "shell", "arguments": {"cmd": f"git apply - <<'END_OF_PATCH'\n{patch}END_OF_PATCH"}}
                     reply = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
@@ -142,7 +142,7 @@ class EvenTokens(Reward):
 # -- making images
 
 
-def packed(*folders: tuple[Path, str]) -> bytes:
+def pack_folders(*folders: tuple[Path, str]) -> bytes:
     """Pack the contents of folders as a layer, each at a path from the root, owned by root."""
     import io
 
@@ -160,7 +160,7 @@ def packed(*folders: tuple[Path, str]) -> bytes:
     return made.getvalue()
 
 
-def repository(row: Mapping[str, Any], mirror: str, target: Path, built: Path, edits: Sequence[str]) -> None:
+def clone_repository(row: Mapping[str, Any], mirror: str, target: Path, built: Path, edits: Sequence[str]) -> None:
     """Clone the whole history, check out the commit of `row`, and add the built files of an editable install.
 
     The benchmark's `edits` are committed on top, as in its images: without them, sphinx's log names no passed test.
@@ -174,7 +174,7 @@ def repository(row: Mapping[str, Any], mirror: str, target: Path, built: Path, e
         shutil.copytree(built, target, dirs_exist_ok=True)
 
 
-def environment(folder: Path, target: Path) -> None:
+def copy_environment(folder: Path, target: Path) -> None:
     """Copy the native environment in `folder` to `target`, importing the project from ``/testbed`` as conda's does."""
     shutil.copytree(folder, target, symlinks=True, ignore=shutil.ignore_patterns("built", "environment.json"))
     for path in target.glob("lib/python*/site-packages/*.pth"):
@@ -191,15 +191,15 @@ def make_image(
 ) -> str:
     folder, prefix = built.folder, python_of(built.folder)
     shutil.rmtree(scratch, ignore_errors=True)
-    environment(folder, scratch / "env")
-    repository(row, mirror, scratch / "testbed", folder / "built", built.edits)
+    copy_environment(folder, scratch / "env")
+    clone_repository(row, mirror, scratch / "testbed", folder / "built", built.edits)
     (scratch / "cache").mkdir()
     (scratch / "cache/later-9.9-py3-none-any.whl").write_text(row["patch"])
     layers = [
         base,
-        packed((prefix, str(prefix))),
-        packed((scratch / "env", "/opt/miniconda3/envs/testbed")),
-        packed((scratch / "testbed", "/testbed"), (scratch / "cache", "/root/.cache/pip")),
+        pack_folders((prefix, str(prefix))),
+        pack_folders((scratch / "env", "/opt/miniconda3/envs/testbed")),
+        pack_folders((scratch / "testbed", "/testbed"), (scratch / "cache", "/root/.cache/pip")),
     ]
     return layout.image(layers, row["instance_id"])
 
@@ -231,11 +231,11 @@ async def attack(backend: SandboxBackend, task: Task, mirror: str, row: Mapping[
     async with backend.open(task) as box:
         has = await box.exec(["git", "cat-file", "--batch-check"], stdin=later.encode(), max_bytes=64 << 20)
         later_found = sum(not each.endswith(b" missing") for each in has.output.splitlines())
-        found = (await box.exec(["bash", "-c", PROBE], timeout=300)).output.decode()
+        printed = (await box.exec(["bash", "-c", PROBE], timeout=300)).output.decode()
         script = 'git cat-file --batch-all-objects --batch --buffer | grep -a -c -F -e "$1"; git rev-list --count HEAD'
-        said = await box.exec(["bash", "-c", script, "bash", line], timeout=300, cwd="/testbed")
-    words = " ".join(found.split())
-    texts, ancestors = said.output.decode().split()
+        counts = await box.exec(["bash", "-c", script, "bash", line], timeout=300, cwd="/testbed")
+    words = " ".join(printed.split())
+    texts, ancestors = counts.output.decode().split()
     return (
         f"{later_found} of {len(later.splitlines())} later commits, {texts} objects with the repair's longest line,"
         f" {ancestors} ancestors kept; {words}"
@@ -245,7 +245,7 @@ async def attack(backend: SandboxBackend, task: Task, mirror: str, row: Mapping[
 # -- the two runs
 
 
-def model(target: Path) -> None:
+def write_model(target: Path) -> None:
     """Write a model folder without weights, smaller and with a longer context than the shipped policy."""
     shipped = resources.files("coderepairrl.models.tiny")
     target.mkdir(exist_ok=True)
@@ -271,9 +271,9 @@ def show(folder: Path, seconds: float) -> None:
     print(f"\n{folder.name}: {seconds:.0f} s\n")
     print("| task | workspace | attempt | tokens | sampled | ending | patch | reward |")
     print("|---|---|---|---|---|---|---|---|")
-    known = run.tasks()
+    tasks_by_id = run.tasks()
     for episode in sorted(run.episodes("train-*"), key=lambda each: (each.task_id, each.attempt)):
-        kind = known[episode.task_id].workspace.partition(":")[0]
+        kind = tasks_by_id[episode.task_id].workspace.partition(":")[0]
         longest = max((len(turn.given.ids) + len(turn.output.ids) for turn in episode.turns), default=0)
         sampled = sum(len(turn.output.ids) for turn in episode.turns)
         scores = ", ".join(f"{score.name} {score.value:.3g}" for score in episode.scores)
@@ -283,7 +283,7 @@ def show(folder: Path, seconds: float) -> None:
         print("\n", {key: value for key, value in step.items() if isinstance(value, int | float)})
 
 
-async def images(arguments: argparse.Namespace) -> None:
+async def make_images(arguments: argparse.Namespace) -> None:
     """Prepare the environments, make and prepare the images, and try an agent's ways to the repair in each."""
     arguments.work.mkdir(parents=True)
     arguments.work.chmod(0o755)
@@ -298,17 +298,17 @@ async def images(arguments: argparse.Namespace) -> None:
     }
     began = time.monotonic()
     await prepare_tasks([ready[name] for name in NATIVE], say=print)
-    asked = {name: Specification.parse(ready[name].environment) for name in IMAGES}
-    folders = [(await build_environment(each)).folder for each in asked.values()]
+    specifications = {name: Specification.parse(ready[name].environment) for name in IMAGES}
+    folders = [(await build_environment(each)).folder for each in specifications.values()]
     print(f"six environments: {time.monotonic() - began:.0f} s (those in the cache are verified)")
     root = arguments.work / "root"
-    programs(root, {python_of(folder) for folder in folders})
+    copy_programs(root, {python_of(folder) for folder in folders})
     (root / "opt/miniconda3/bin").mkdir(parents=True)
     (root / "opt/miniconda3/bin/activate").write_text(CONDA)
-    layout, base, made = Layout(arguments.work / "oci"), packed((root, "")), []
+    layout, base, made = Layout(arguments.work / "oci"), pack_folders((root, "")), []
     for name in IMAGES:
         mirror = arguments.clone.format(repository=rows[name]["repo"])
-        reference = make_image(layout, base, rows[name], mirror, asked[name], arguments.work / "scratch")
+        reference = make_image(layout, base, rows[name], mirror, specifications[name], arguments.work / "scratch")
         made.append(rows[name] | {"image": reference})
     write(arguments.work / "images.jsonl", made)
     began = time.monotonic()
@@ -328,9 +328,9 @@ async def images(arguments: argparse.Namespace) -> None:
     backend.close()
 
 
-def runs(arguments: argparse.Namespace) -> None:
+def make_runs(arguments: argparse.Namespace) -> None:
     """Train for a step on the first tasks of each kind: on replayed repairs, and on samples of random weights."""
-    model(arguments.work / "model")
+    write_model(arguments.work / "model")
     for kind, names in (("native", NATIVE), ("images", IMAGES)):
         rows = map(json.loads, (arguments.work / f"{kind}.jsonl").read_text().splitlines())
         write(
@@ -365,5 +365,5 @@ if __name__ == "__main__":
     parser.add_argument("--each", type=int, default=3, help="number of tasks to train on, natively and in images each")
     arguments = parser.parse_args()
     if not (arguments.work / "images.jsonl").exists():
-        asyncio.run(images(arguments))
-    runs(arguments)
+        asyncio.run(make_images(arguments))
+    make_runs(arguments)

@@ -138,14 +138,14 @@ def read(paths: Sequence[Path], golds: Path) -> tuple[list[Attempt], dict[str, b
         for name, file in GOLDS.items()
         for row in _rows(golds / f"{file}.jsonl.gz")
     }
-    found: dict[Attempt, None] = {}
-    known: dict[str, bytes] = {}
+    attempts: dict[Attempt, None] = {}
+    golds_by_issue: dict[str, bytes] = {}
     for row in (row for path in paths for row in _rows(path)):
         if row["resolved"] is None or not row["model_patch"]:
             continue
-        known.setdefault(row["instance_id"], references[row["dataset"], row["instance_id"]])
-        found[Attempt(row["instance_id"], row["system"], row["model_patch"].encode(), row["resolved"])] = None
-    return list(found), known
+        golds_by_issue.setdefault(row["instance_id"], references[row["dataset"], row["instance_id"]])
+        attempts[Attempt(row["instance_id"], row["system"], row["model_patch"].encode(), row["resolved"])] = None
+    return list(attempts), golds_by_issue
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -172,7 +172,7 @@ def ranking(attempts: Sequence[Attempt], golds: Mapping[str, bytes], name: str) 
         "| compared with | issues | AUC within an issue | gain over the reference alone |",
         "|---|---|---|---|",
     ]
-    for title, chosen in (("", found), ("; issues with any", [each for each in found if each.known])):
+    for title, chosen in (("", found), ("; issues with any", [each for each in found if each.has_further])):
         names = [str(number) for number in range(len(chosen))]
         alone = [each.auc[0] for each in chosen]
         for most in MOST:
@@ -189,7 +189,7 @@ class Within(NamedTuple):
 
     auc: Mapping[int, float]
     """By the most further references: the share of (right, wrong) pairs ranked correctly, ties counting half."""
-    known: bool
+    has_further: bool
     """Whether any of these pairs has a further reference."""
 
 
@@ -207,19 +207,22 @@ def within(reward: TextReward, gold: bytes, group: Sequence[Attempt]) -> Within:
         ):
             repairs.setdefault(what, each)
             by.setdefault(what, set()).add(each.system)
-    near = {
+    to_repairs = {
         each: {what: similarity(reward, repair.patch, each.patch) for what, repair in repairs.items()} for each in group
     }
-    own = {each: similarity(reward, gold, each.patch) for each in group}
+    to_reference = {each: similarity(reward, gold, each.patch) for each in group}
     won: dict[int, list[float]] = {most: [] for most in MOST}
-    known = False
+    has_further = False
     for right, wrong in product([e for e in group if e.resolved], [e for e in group if not e.resolved]):
         others = [what for what in repairs if by[what] - {right.system, wrong.system}]
-        known |= bool(others)
+        has_further |= bool(others)
         for most in MOST:
-            a, b = (max([own[each], *(near[each][what] for what in others[:most])]) for each in (right, wrong))
+            a, b = (
+                max([to_reference[each], *(to_repairs[each][what] for what in others[:most])])
+                for each in (right, wrong)
+            )
             won[most].append((a > b) + (a == b) / 2)
-    return Within({most: fmean(each) for most, each in won.items()}, known)
+    return Within({most: fmean(each) for most, each in won.items()}, has_further)
 
 
 def similarity(reward: TextReward, reference: bytes, patch: bytes) -> float:
@@ -296,8 +299,8 @@ def _describe_references(path: Path) -> str:
     steps = [step for step in run.metrics() if "references/nearest" in step]
     count = len((run.path / "references.jsonl").read_text().splitlines()) if steps else 0
     nearest = fmean(step["references/nearest"] for step in steps) if steps else 0.0
-    known = steps[-1]["references/tasks"] if steps else 0
-    return f"{path}: {count} references for {known:.0f} tasks, nearest to {nearest:.1%} of the training attempts"
+    task_count = steps[-1]["references/tasks"] if steps else 0
+    return f"{path}: {count} references for {task_count:.0f} tasks, nearest to {nearest:.1%} of the training attempts"
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ def cpu_by_process() -> dict[str, float]:
             pid = int(entry.parent.name)
             children.setdefault(int(fields[1]), []).append(pid)
             ticks[pid] = sum(map(int, fields[11:15]))
-    own = os.getpid()
+    self_pid = os.getpid()
     ended = os.times()
     found = {"own": time.process_time(), "engine": 0.0, "learner": 0.0}
     found["sandbox"] = ended.children_user + ended.children_system
-    below = [(pid, _kind(pid)) for pid in children.get(own, ())]
+    below = [(pid, _kind(pid)) for pid in children.get(self_pid, ())]
     while below:
         pid, kind = below.pop()
         found[kind] += ticks[pid] / _TICKS

@@ -69,18 +69,22 @@ async def verdict(backend: SandboxBackend, task: Task, patch: bytes) -> dict[str
     return {"resolved": not found.problem, "seconds": round(time.monotonic() - began, 1), "why": found.problem[:300]}
 
 
-async def instances(given: argparse.Namespace, backend: SandboxBackend) -> None:
-    wanted = [task for task in load_instances(given) if not given.repository or task.repository in given.repository]
-    await hold_each(wanted, backend, given.out)
+async def instances(arguments: argparse.Namespace, backend: SandboxBackend) -> None:
+    wanted = [
+        task
+        for task in load_instances(arguments)
+        if not arguments.repository or task.repository in arguments.repository
+    ]
+    await hold_each(wanted, backend, arguments.out)
 
 
 async def hold_each(wanted: Iterable[Task], backend: SandboxBackend, path: Path, jobs: int = 1) -> None:
     """Run `hold` on each task that is not in `path` yet, `jobs` at a time, and append the results."""
     done = {each["id"] for each in lines(path)}
-    turns = asyncio.Semaphore(jobs)
+    slots = asyncio.Semaphore(jobs)
 
     async def one(task: Task) -> None:
-        async with turns:
+        async with slots:
             about = json.dumps(await hold(task, backend))
         with path.open("a") as out:
             out.write(about + "\n")
@@ -104,18 +108,18 @@ async def hold(task: Task, backend: SandboxBackend) -> dict[str, Any]:
     return about
 
 
-async def predictions(given: argparse.Namespace, backend: SandboxBackend) -> None:
-    held = {each["id"] for path in given.held for each in lines(path) if holds(each)}
-    holding = {task.id: task for task in load_instances(given) if task.id in held}
+async def predictions(arguments: argparse.Namespace, backend: SandboxBackend) -> None:
+    held = {each["id"] for path in arguments.held for each in lines(path) if holds(each)}
+    holding = {task.id: task for task in load_instances(arguments) if task.id in held}
     pairs = [
         pair
-        for pair in lines(given.pairs)
-        if pair["dataset"] == given.name and pair["instance_id"] in holding and (pair["model_patch"] or "").strip()
+        for pair in lines(arguments.pairs)
+        if pair["dataset"] == arguments.name and pair["instance_id"] in holding and (pair["model_patch"] or "").strip()
     ]
     requests = [Prediction(each["instance_id"], each["system"], encode_patch(each["model_patch"])) for each in pairs]
-    verdicts = given.out.with_suffix(".graded.jsonl")
+    verdicts = arguments.out.with_suffix(".graded.jsonl")
     found = await grade_predictions(requests, holding, backend, verdicts, resume=True, jobs=1, say=print)
-    with given.out.open("w") as out:
+    with arguments.out.open("w") as out:
         for pair, each in zip(pairs, found, strict=True):
             name = each.instance_id
             about = {"id": name, "system": each.model_name_or_path, "repository": holding[name].repository}
@@ -123,24 +127,24 @@ async def predictions(given: argparse.Namespace, backend: SandboxBackend) -> Non
             out.write(json.dumps({**about, "why": (each.fault or each.problem)[:300]}) + "\n")
 
 
-def load_instances(given: argparse.Namespace, **options: bool) -> list[Task]:
+def load_instances(arguments: argparse.Namespace, **options: bool) -> list[Task]:
     """Load the instances of ``--rows`` that have a specification."""
-    if given.specifications:
-        gym = {"workspace": "native", "specifications": given.specifications, "clone": given.clone}
-        return list(tasks.make_source("swe_gym", path=str(given.rows), **gym))
+    if arguments.specifications:
+        gym = {"workspace": "native", "specifications": arguments.specifications, "clone": arguments.clone}
+        return list(tasks.make_source("swe_gym", path=str(arguments.rows), **gym))
     options = {"all_native": True, **options}
-    native = {"name": given.name, "workspace": "native", "clone": given.clone}
-    return list(tasks.make_source("swe_bench", path=str(given.rows), **native, **options))
+    native = {"name": arguments.name, "workspace": "native", "clone": arguments.clone}
+    return list(tasks.make_source("swe_bench", path=str(arguments.rows), **native, **options))
 
 
-def offline(given: argparse.Namespace) -> None:
+def offline(arguments: argparse.Namespace) -> None:
     """Prepare into an empty cache, then restart this script without a network."""
     cache = user_cache()
     if cache.exists() and any(cache.iterdir()):
         raise SystemExit(f"{cache} is not empty: set CRRL_CACHE to a new folder")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "tasks.jsonl")
-        catalog.export_tasks_jsonl(by_hash(load_instances(given, all_native=False))[: given.number], source)
+        catalog.export_tasks_jsonl(by_hash(load_instances(arguments, all_native=False))[: arguments.number], source)
         began = time.monotonic()
         prepare = [CRRL, "tasks", "prepare", "jsonl", f"path={source}"]
         done = subprocess.run(prepare, stderr=subprocess.PIPE, text=True, check=False)
@@ -148,21 +152,21 @@ def offline(given: argparse.Namespace) -> None:
         done.check_returncode()
         built = re.findall(r"^environment .*: ([0-9a-f]{16}), ([\d.]+) s$", done.stderr, re.MULTILINE)
         about = {name: {"seconds": float(seconds), **disk(cache / "environments" / name)} for name, seconds in built}
-        given.out.write_text("")
+        arguments.out.write_text("")
         again = [sys.executable, __file__, "inside", *sys.argv[2:], "--built", json.dumps(about)]
         nobody = [] if os.geteuid() == 0 else ["--map-current-user"]
         subprocess.run(["unshare", *nobody, "--net", *again], check=True)
-        flip_byte(given, prepare)
+        flip_byte(arguments, prepare)
 
 
-async def inside(given: argparse.Namespace, backend: SandboxBackend) -> None:
+async def inside(arguments: argparse.Namespace, backend: SandboxBackend) -> None:
     """Without a network, grade each instance with its reference, no patch and another instance's reference."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.connect(("192.0.2.1", 53))  # sends nothing: fails if there is no route
         raise SystemExit("there is a network here")
-    built, every = json.loads(given.built), by_hash(load_instances(given, all_native=False))
-    with given.out.open("a") as out:
-        for task in every[: given.number]:
+    built, every = json.loads(arguments.built), by_hash(load_instances(arguments, all_native=False))
+    with arguments.out.open("a") as out:
+        for task in every[: arguments.number]:
             others = [each for each in every if each.repository == task.repository and each.id != task.id] or every
             other = next(each for each in others if each.id != task.id)
             name = Specification.parse(task.environment).folder.name
@@ -175,17 +179,17 @@ async def inside(given: argparse.Namespace, backend: SandboxBackend) -> None:
             print(json.dumps(about)[:300], flush=True)
 
 
-def flip_byte(given: argparse.Namespace, prepare: list[str]) -> None:
+def flip_byte(arguments: argparse.Namespace, prepare: list[str]) -> None:
     """Flip a byte in the environment of the first instance, and print how three commands report it."""
-    [first, *_] = by_hash(load_instances(given, all_native=False))
+    [first, *_] = by_hash(load_instances(arguments, all_native=False))
     path = max(Specification.parse(first.environment).folder.rglob("*.py"), key=lambda each: each.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     for words in (prepare, [CRRL, "tasks", "verify", *prepare[3:]], [CRRL, "check", "environments", *prepare[3:]]):
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-        said = (done.stderr or done.stdout).strip()
-        print(f"one byte flipped: {' '.join(words[1:4])}: exit code {done.returncode}: {said}")
+        message = (done.stderr or done.stdout).strip()
+        print(f"one byte flipped: {' '.join(words[1:4])}: exit code {done.returncode}: {message}")
 
 
 def by_hash(instances: list[Task]) -> list[Task]:
@@ -196,9 +200,9 @@ def by_hash(instances: list[Task]) -> list[Task]:
 def disk(folder: Path) -> dict[str, float]:
     """MiB of an environment, and of its files that no other environment has."""
     files = [path.lstat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    own = [each for each in files if each.st_nlink <= 2]  # one link here, one in the pool of shared files
-    mib, alone = (round(sum(512 * each.st_blocks for each in some) / 2**20, 1) for some in (files, own))
-    return {"MiB": mib, "own MiB": alone}
+    unshared = [each for each in files if each.st_nlink <= 2]  # one link here, one in the pool of shared files
+    mib, unshared_mib = (round(sum(512 * each.st_blocks for each in some) / 2**20, 1) for some in (files, unshared))
+    return {"MiB": mib, "own MiB": unshared_mib}
 
 
 def holds(about: dict[str, Any]) -> bool:
@@ -210,17 +214,18 @@ def table_offline(rows: list[dict[str, Any]]) -> None:
     print("| instance | built, s | MiB | of its own | gold resolves | untouched | gold of another | test run, s |")
     print("|---|---|---|---|---|---|---|---|")
     for each in rows:
-        made, said = each["environment"], {name: str(each[name]["resolved"]).lower() for name in TRIED}
-        cells = (each["id"], f"{made['seconds']:.0f}", f"{made['MiB']:.0f}", f"{made['own MiB']:.0f}")
-        other = f"{said['of other']} ({each['other'].rpartition('-')[2]})"
-        print(f"| {' | '.join((*cells, said['gold'], said['untouched'], other))} | {each['gold']['seconds']:.1f} |")
+        environment, verdicts = each["environment"], {name: str(each[name]["resolved"]).lower() for name in TRIED}
+        cells = [each["id"], *(f"{environment[key]:.0f}" for key in ("seconds", "MiB", "own MiB"))]
+        other = f"{verdicts['of other']} ({each['other'].rpartition('-')[2]})"
+        cells += (verdicts["gold"], verdicts["untouched"], other, f"{each['gold']['seconds']:.1f}")
+        print(f"| {' | '.join(cells)} |")
 
 
-def table(given: argparse.Namespace) -> None:
+def table(arguments: argparse.Namespace) -> None:
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     seconds: dict[str, list[float]] = defaultdict(list)
     out: list[str] = []
-    found = [each for path in given.results for each in lines(path)]
+    found = [each for path in arguments.results for each in lines(path)]
     if found and "environment" in found[0]:
         return table_offline(found)
     for about in found:
@@ -251,8 +256,8 @@ def table(given: argparse.Namespace) -> None:
     print("\n" + "\n".join(out))
 
 
-def held(given: argparse.Namespace) -> None:
-    print("\n".join(sorted(each["id"] for path in given.results for each in lines(path) if holds(each))))
+def held(arguments: argparse.Namespace) -> None:
+    print("\n".join(sorted(each["id"] for path in arguments.results for each in lines(path) if holds(each))))
 
 
 def main() -> None:
@@ -269,14 +274,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--number", type=int, default=10)
     parser.add_argument("--built", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.what in ("table", "held"):
-        return {"table": table, "held": held}[given.what](given)
-    if given.what == "offline":
-        offline(given)
+    arguments = parser.parse_args()
+    if arguments.what in ("table", "held"):
+        return {"table": table, "held": held}[arguments.what](arguments)
+    if arguments.what == "offline":
+        offline(arguments)
         return
     backend = sandbox.make_backend("bwrap", **ROOM)
-    asyncio.run({"instances": instances, "predictions": predictions, "inside": inside}[given.what](given, backend))
+    asyncio.run(
+        {"instances": instances, "predictions": predictions, "inside": inside}[arguments.what](arguments, backend)
+    )
 
 
 if __name__ == "__main__":

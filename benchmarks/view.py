@@ -116,7 +116,7 @@ def make(path: Path, episodes: int, turns: int, tokens: int) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
     )
     versions = (VersionRange(1, 0, tokens),)
-    own = tuple(
+    shared_turns = tuple(
         Turn(index, index - 1 if index else None, given, output, versions=versions, messages=messages)
         for index in range(turns)
     )
@@ -128,7 +128,7 @@ def make(path: Path, episodes: int, turns: int, tokens: int) -> None:
         task, group = f"mutants/some.function{number % 100}/comparison-{number % 100:08x}", name[:-3]
         about = {"phase": "train", "step": number // 100, "group": group, "attempt": number % 8}
         log.append("episode", id=name, task=task, seed=1, **about)
-        for turn in own:
+        for turn in shared_turns:
             log.append("turn", episode=name, turn=turn)
         made = Episode(
             name,

@@ -125,10 +125,10 @@ def main() -> None:
             fits = [smallest(size, base, memory, options.tokens)[0] for memory in options.memory]
             print(f"| {' | '.join([f'Qwen3-{size}', base, *sizes, *fits])} |")
             for memory, fit in zip(options.memory, fits, strict=True):
-                given = planned(size, base, memory, "turns", 0.9, options.tokens) if options.nearest else None
-                if given is not None and fit == "-":
+                estimate = planned(size, base, memory, "turns", 0.9, options.tokens) if options.nearest else None
+                if estimate is not None and fit == "-":
                     try:
-                        nearest = " ".join(find_nearest_fit(given, make_learn_settings))
+                        nearest = " ".join(find_nearest_fit(estimate, make_learn_settings))
                         print(f"    {memory:g} GB: {nearest or 'nothing tried fits'}")
                     except ConfigError as error:
                         print(f"    {memory:g} GB: {error}")

@@ -110,9 +110,9 @@ def run(step: Step, seconds: float) -> dict[str, Any]:
         over.set()
         watcher.join()
         output.seek(0)
-        said = output.read().decode("utf-8", "replace")
+        text = output.read().decode("utf-8", "replace")
     took = round(time.monotonic() - began, 1)
-    return {"exit": code, "seconds": took, "most_gib": round(max(peak), 2), "output": said[-SHOWN:]}
+    return {"exit": code, "seconds": took, "most_gib": round(max(peak), 2), "output": text[-SHOWN:]}
 
 
 def watch_memory(over: threading.Event) -> Iterator[float]:

@@ -94,7 +94,7 @@ class Setting(NamedTuple):
     rounds: int
 
 
-def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
+def make_setting(size: str, micro_tokens: int, rounds: int) -> Setting:
     raw = SIZES.get(size, TOY)
     shape = Architecture.from_config(raw)
     assert shape is not None
@@ -106,14 +106,14 @@ def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
     return Setting(shape, config, learn, torch.bfloat16, rounds)
 
 
-def planned(given: Setting, samples: list[Sample]) -> float:
+def planned(setting: Setting, samples: list[Sample]) -> float:
     """GiB of our step by the plan, for its largest micro-batch."""
-    parts, _ = pack_rank_share(samples, given.learn.micro_tokens)
+    parts, _ = pack_rank_share(samples, setting.learn.micro_tokens)
     tokens = max(len(part.ids_T) for part in parts)
     trained = max(len(part.at_N) for part in parts)
-    largest = given.learn.with_changes(micro_tokens=tokens)
+    largest = setting.learn.with_changes(micro_tokens=tokens)
     gpu = DEVICE.type == "cuda"
-    return compute_learner_memory(given.shape, largest, longest=1, trained=trained, gpu=gpu).peak / 2**30
+    return compute_learner_memory(setting.shape, largest, longest=1, trained=trained, gpu=gpu).peak / 2**30
 
 
 def rows(count: int, longest: int, vocabulary: int) -> list[Sample]:
@@ -136,8 +136,8 @@ def group(length: int, vocabulary: int, *, shared: bool) -> list[Sample]:
     prompt = [draw.randrange(GROUP, vocabulary) for _ in range(3 * length // 4)]
     made = []
     for number in range(GROUP):
-        own = [draw.randrange(GROUP, vocabulary) for _ in range(length - len(prompt))]
-        ids = (prompt[0] if shared else number, *prompt[1:], *own)
+        completion = [draw.randrange(GROUP, vocabulary) for _ in range(length - len(prompt))]
+        ids = (prompt[0] if shared else number, *prompt[1:], *completion)
         trained = tuple(at >= len(prompt) for at in range(length))
         logprobs, versions = tuple(-11.0 * on for on in trained), tuple(0 if on else -1 for on in trained)
         made.append(Sample(f"g{number}", ids, trained, logprobs, versions, (-1.0) ** number))
@@ -212,17 +212,17 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def plain_step(folder: Path, samples: list[Sample], given: Setting, *, at_once: int) -> Contestant:
+def plain_step(folder: Path, samples: list[Sample], setting: Setting, *, at_once: int) -> Contestant:
     """Forward, transformers' loss, backward, clipping and AdamW over padded micro-batches."""
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=given.dtype, attn_implementation="sdpa").to(DEVICE)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=setting.dtype, attn_implementation="sdpa").to(DEVICE)
     network.gradient_checkpointing_enable({"use_reentrant": False})
-    lora = given.learn.lora
+    lora = setting.learn.lora
     assert lora is not None
     model = get_peft_model(
         network, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0)
     ).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=given.learn.lr, fused=True)
+    optimizer = torch.optim.AdamW(trained, lr=setting.learn.lr, fused=True)
     batches = []
     for at in range(0, len(samples), at_once):
         some = samples[at : at + at_once]
@@ -233,10 +233,10 @@ def plain_step(folder: Path, samples: list[Sample], given: Setting, *, at_once: 
 
     def run() -> None:
         for ids, mask, labels in batches:
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=given.dtype == torch.bfloat16):
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=setting.dtype == torch.bfloat16):
                 loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
             (loss / len(batches)).backward()
-        torch.nn.utils.clip_grad_norm_(trained, given.learn.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(trained, setting.learn.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -248,42 +248,42 @@ def our_step(folder: Path, samples: list[Sample], settings: LearnSettings) -> Co
     return lambda: trainer.step(samples)
 
 
-def steps(folder: Path, samples: list[Sample], given: Setting, peak: float | None) -> dict[str, Result]:
+def steps(folder: Path, samples: list[Sample], setting: Setting, peak: float | None) -> dict[str, Result]:
     longest, tokens = max(len(s.ids) for s in samples), sum(len(s.ids) for s in samples)
-    together = max(1, given.learn.micro_tokens // longest)
+    together = max(1, setting.learn.micro_tokens // longest)
     contestants: dict[str, Callable[[], Contestant]] = {
-        "packed": lambda: our_step(folder, samples, given.learn),
-        "plain, padded": lambda: plain_step(folder, samples, given, at_once=together),
-        "plain, one by one": lambda: plain_step(folder, samples, given, at_once=1),
+        "packed": lambda: our_step(folder, samples, setting.learn),
+        "plain, padded": lambda: plain_step(folder, samples, setting, at_once=together),
+        "plain, one by one": lambda: plain_step(folder, samples, setting, at_once=1),
     }
-    work = flops(given.config, samples)
+    work = flops(setting.config, samples)
 
     def derive(name: str, result: Result) -> Result:
-        more: Result = {"planned_gib": planned(given, samples)} if name == "packed" else {}
+        more: Result = {"planned_gib": planned(setting, samples)} if name == "packed" else {}
         if "seconds" in result:
             more["tokens_per_s"] = tokens / result["seconds"]
             more["mfu"] = work / result["seconds"] / (peak * 1e12) if peak else None
         return more
 
-    return measured(contestants, given.rounds, derive)
+    return measured(contestants, setting.rounds, derive)
 
 
-def groups(folder: Path, length: int, given: Setting) -> dict[str, Result]:
+def groups(folder: Path, length: int, setting: Setting) -> dict[str, Result]:
     def of(learn: LearnSettings, *, shared: bool) -> Contestant:
-        return our_step(folder, group(length, given.config.vocab_size, shared=shared), learn)
+        return our_step(folder, group(length, setting.config.vocab_size, shared=shared), learn)
 
     contestants: dict[str, Callable[[], Contestant]] = {
-        "apart": lambda: of(given.learn, shared=False),
-        "shared": lambda: of(given.learn, shared=True),
+        "apart": lambda: of(setting.learn, shared=False),
+        "shared": lambda: of(setting.learn, shared=True),
     }
     return measured(
         contestants,
-        given.rounds,
+        setting.rounds,
         lambda _, result: {"tokens_per_s": GROUP * length / result["seconds"]} if "seconds" in result else {},
     )
 
 
-def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
+def losses(folder: Path, longest: Sample, setting: Setting) -> dict[str, Result]:
     """Measure losses on all tokens of the longest row, with a model of one layer."""
     every = replace(
         longest,
@@ -292,10 +292,10 @@ def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
         versions=(-1, *[0] * (len(longest.ids) - 1)),
     )
     batch = pack_samples([every]).to(DEVICE)
-    size = len(batch.at_N) * given.config.vocab_size
+    size = len(batch.at_N) * setting.config.vocab_size
 
     def ours(logits: int) -> Contestant:
-        policy = _policy(folder, given)
+        policy = _policy(folder, setting)
 
         def run() -> None:
             (-policy.logprobs(batch, 1.0, logits).mean()).backward()  # type: ignore[no-untyped-call]
@@ -305,54 +305,56 @@ def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
     def fused() -> Contestant:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-        policy = _policy(folder, given)
+        policy = _policy(folder, setting)
         loss, head = LigerFusedLinearCrossEntropyLoss(), policy.model.get_output_embeddings()
 
         def run() -> None:
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=given.dtype == torch.bfloat16):
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=setting.dtype == torch.bfloat16):
                 hidden_TD = policy._packed.hidden(batch)
                 loss(head.weight, hidden_TD[batch.at_N].to(head.weight.dtype), batch.target_N).backward()
 
         return run
 
     def plain() -> Contestant:
-        network = AutoModelForCausalLM.from_pretrained(folder, dtype=given.dtype, attn_implementation="sdpa").to(DEVICE)
-        lora = given.learn.lora
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype=setting.dtype, attn_implementation="sdpa").to(
+            DEVICE
+        )
+        lora = setting.learn.lora
         assert lora is not None
         model = get_peft_model(network, LoraConfig(r=lora.rank, target_modules=list(lora.targets)))
         ids = batch.ids_T[None]
 
         def run() -> None:
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=given.dtype == torch.bfloat16):
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=setting.dtype == torch.bfloat16):
                 model(input_ids=ids, labels=ids).loss.backward()
 
         return run
 
     contestants: dict[str, Callable[[], Contestant]] = {
-        "chunked": lambda: ours(size // 8 if given.dtype == torch.float32 else 1 << 26),
+        "chunked": lambda: ours(size // 8 if setting.dtype == torch.float32 else 1 << 26),
         "whole": lambda: ours(size),
         "plain": plain,
         "fused": fused,
     }
     if DEVICE.type != "cuda" or importlib.util.find_spec("liger_kernel") is None:
         del contestants["fused"]
-    return measured(contestants, given.rounds)
+    return measured(contestants, setting.rounds)
 
 
-def _policy(folder: Path, given: Setting) -> Policy:
-    return Trainer(folder, given.learn.with_changes(gradient_checkpointing=False)).policy
+def _policy(folder: Path, setting: Setting) -> Policy:
+    return Trainer(folder, setting.learn.with_changes(gradient_checkpointing=False)).policy
 
 
-def sync(folder: Path, given: Setting, work: Path) -> dict[str, Result]:
-    lora = given.learn.lora
+def sync(folder: Path, setting: Setting, work: Path) -> dict[str, Result]:
+    lora = setting.learn.lora
     assert lora is not None
 
     def publish(form: Any) -> Contestant:
-        trainer = Trainer(folder, given.learn)
+        trainer = Trainer(folder, setting.learn)
         return lambda: trainer.publish(work / form, form)
 
     def peft(merged: bool) -> Contestant:
-        network = AutoModelForCausalLM.from_pretrained(folder, dtype=given.dtype).to(DEVICE)
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype=setting.dtype).to(DEVICE)
         config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
         model = get_peft_model(network, config)
 
@@ -369,7 +371,7 @@ def sync(folder: Path, given: Setting, work: Path) -> dict[str, Result]:
         "peft": lambda: peft(False),
         "peft, merged": lambda: peft(True),
     }
-    found = measured(contestants, given.rounds)
+    found = measured(contestants, setting.rounds)
     for name, result in found.items():
         if "failed" not in result:
             result["bytes"] = sum(file.stat().st_size for file in (work / name).rglob("*.safetensors"))
@@ -444,27 +446,27 @@ def main() -> None:
 
 def measure_size(size: str, options: argparse.Namespace, peak: float | None) -> list[Result]:
     """Measure one model size; an entry for each length."""
-    given = setting(size, options.micro_tokens, options.rounds)
+    setting = make_setting(size, options.micro_tokens, options.rounds)
     entries: list[Result] = []
     with tempfile.TemporaryDirectory(dir=options.scratch) as name:
-        model = build_model(given.config, given.dtype, Path(name) / "model")
-        config = Qwen3Config(**given.config.to_dict() | {"num_hidden_layers": 1, "layer_types": None})
-        shallow = build_model(config, given.dtype, Path(name) / "shallow")
+        model = build_model(setting.config, setting.dtype, Path(name) / "model")
+        config = Qwen3Config(**setting.config.to_dict() | {"num_hidden_layers": 1, "layer_types": None})
+        shallow = build_model(config, setting.dtype, Path(name) / "shallow")
         for length in [96] if options.toy else options.lengths:
             print(f"{size}, {length} tokens", file=sys.stderr, flush=True)
-            samples = rows(options.rows, length, given.config.vocab_size)
+            samples = rows(options.rows, length, setting.config.vocab_size)
             tokens = sum(len(sample.ids) for sample in samples)
             entry: Result = {"size": size, "length": length, "tokens": tokens}
             entry["padding"] = len(samples) * length / tokens
             if "step" in options.parts:
-                entry["step"] = steps(model, samples, given, peak)
+                entry["step"] = steps(model, samples, setting, peak)
             if "group" in options.parts:
-                entry["group"] = groups(model, length, given)
+                entry["group"] = groups(model, length, setting)
             if "loss" in options.parts:
-                entry["loss"] = losses(shallow, samples[0], given)
+                entry["loss"] = losses(shallow, samples[0], setting)
             entries.append(entry)
         if "sync" in options.parts:
-            entries[0]["sync"] = sync(model, given, Path(name) / "sync")  # it does not depend on the length
+            entries[0]["sync"] = sync(model, setting, Path(name) / "sync")  # it does not depend on the length
     return entries
 
 

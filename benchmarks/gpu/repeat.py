@@ -19,18 +19,18 @@ from pathlib import Path
 from transformers.utils import logging as hf_logging
 
 from coderepairrl.learn.trainer import Trainer
-from learner import DEVICE, SIZES, build_model, free, rows, setting  # benchmarks/gpu, where this script is
+from learner import DEVICE, SIZES, build_model, free, make_setting, rows  # benchmarks/gpu, where this script is
 
 
 def checksums(model: Path, work: Path, size: str, steps: int, precision: str) -> list[str]:
     """Checksums of the trained weights after each step of a new learner on the model."""
-    given = setting(size, 4096, 1)
+    setting = make_setting(size, 4096, 1)
     if size in SIZES:
-        given = given._replace(learn=given.learn.with_changes(precision=precision))
-    trainer = Trainer(model, given.learn)
+        setting = setting._replace(learn=setting.learn.with_changes(precision=precision))
+    trainer = Trainer(model, setting.learn)
     found = []
     for step in range(steps):
-        trainer.step(rows(4, 96 if size == "toy" else 2048 + 128 * step, given.config.vocab_size))
+        trainer.step(rows(4, 96 if size == "toy" else 2048 + 128 * step, setting.config.vocab_size))
         found.append(trainer.publish(work, "adapter")[2])
     del trainer
     free()
@@ -48,9 +48,9 @@ def main() -> None:
         parser.error("there is no GPU: only --toy makes sense here")
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     size = "toy" if options.toy else options.size
-    given = setting(size, 4096, 1)
+    setting = make_setting(size, 4096, 1)
     with tempfile.TemporaryDirectory() as name:
-        model = build_model(given.config, given.dtype, Path(name) / "model")
+        model = build_model(setting.config, setting.dtype, Path(name) / "model")
         first, second = (checksums(model, Path(name), size, options.steps, options.precision) for _ in range(2))
     print(json.dumps({"device": str(DEVICE), "size": size, "first": first, "second": second, "same": first == second}))
     sys.exit(first != second)

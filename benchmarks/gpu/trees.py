@@ -23,7 +23,7 @@ from transformers.utils import logging as hf_logging
 from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.types import Sample
-from learner import DEVICE, SIZES, build_model, free, group, setting  # benchmarks/gpu, where this script is
+from learner import DEVICE, SIZES, build_model, free, group, make_setting  # benchmarks/gpu, where this script is
 
 SLACK = 2.0
 Computed = tuple[Tensor, dict[str, Tensor]]
@@ -31,7 +31,7 @@ Computed = tuple[Tensor, dict[str, Tensor]]
 
 def compute(model: Path, size: str, batches: list[list[Sample]], precision: str) -> Computed:
     """Logprobs (N) of the trained tokens of all batches, and the gradients of their mean, in float32 on the CPU."""
-    learn = setting(size, 1 << 20, 1).learn.with_changes(precision=precision, gradient_checkpointing=False)
+    learn = make_setting(size, 1 << 20, 1).learn.with_changes(precision=precision, gradient_checkpointing=False)
     policy = Policy.load(model, learn, DEVICE)
     for name, parameter in policy.parameters.items():
         if "lora_B" in name:  # it begins as zeros, and then lora_A gets no gradient
@@ -65,11 +65,11 @@ def main() -> None:
         parser.error("there is no GPU: only --toy makes sense here")
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     size, length = ("toy", 96) if options.toy else (options.size, options.length)
-    given = setting(size, 4096, 1)
-    samples = group(length, given.config.vocab_size, shared=True)
+    setting = make_setting(size, 4096, 1)
+    samples = group(length, setting.config.vocab_size, shared=True)
     rows = [[sample] for sample in samples]
     with tempfile.TemporaryDirectory() as name:
-        model = build_model(given.config, torch.bfloat16, Path(name) / "model")
+        model = build_model(setting.config, torch.bfloat16, Path(name) / "model")
         exact = compute(model, size, rows, "fp32")
         found = {
             way: compare(compute(model, size, batches, "bf16"), exact)

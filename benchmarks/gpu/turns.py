@@ -36,7 +36,7 @@ from coderepairrl.engines.vllm import Vllm
 from coderepairrl.learn import Learner
 from coderepairrl.protocols import Engine
 from coderepairrl.types import EngineNeeds, Sampling
-from learner import DEVICE, SIZES, build_model, rows, setting  # benchmarks/gpu, where this script is
+from learner import DEVICE, SIZES, build_model, make_setting, rows  # benchmarks/gpu, where this script is
 
 
 class Measured:
@@ -84,10 +84,10 @@ async def reply(engine: Engine, prompt: list[int], seed: int, tokens: int) -> tu
 
 
 async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[str, Any]:
-    given = setting(options.size, 4096, 1)
+    setting = make_setting(options.size, 4096, 1)
     toy = options.size == "toy"
     args = [] if toy else ["--gpu-memory-utilization", str(options.share)]
-    rank = given.learn.lora.rank if given.learn.lora else 0
+    rank = setting.learn.lora.rank if setting.learn.lora else 0
     spec = Vllm(python=options.python, args=args, lora_rank=rank, slots=options.requests + 8)
     measured, result = Measured(), dict[str, Any]()
     prompts = [list(row.ids[: len(row.ids) // 2]) for row in rows(options.requests, 96 if toy else 2048, 97)]
@@ -97,7 +97,7 @@ async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[st
     try:
         await measured("asleep", engine.sleep())
         learner = await measured(
-            "learner", Learner.start(model, given.learn, log_dir=work, publish_dir=work, gpu=DEVICE.type == "cuda")
+            "learner", Learner.start(model, setting.learn, log_dir=work, publish_dir=work, gpu=DEVICE.type == "cuda")
         )
         await measured("away", learner.offload())
         await measured("awake", engine.wake())
@@ -113,7 +113,7 @@ async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[st
             measured.found["under_way"] = sum(not each.done() for each in requests)
             await measured("sleep", engine.sleep())
             measured.found["moved_mb"] = round((await measured("reload", learner.reload())) / 1e6)
-            await measured("step", learner.step(rows(8, 96 if toy else 2048, given.config.vocab_size)))
+            await measured("step", learner.step(rows(8, 96 if toy else 2048, setting.config.vocab_size)))
             published = await measured("publish", learner.publish("adapter"))
             await measured("offload", learner.offload())
             await measured("load", engine.load(*published))
@@ -121,12 +121,12 @@ async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[st
             answers = await asyncio.gather(*requests)
             measured.found["lost"] = sum(len(ids) != tokens for ids, _, _ in answers)
             measured.found["tokens_per_second"] = round(len(prompts) * tokens / (time.monotonic() - began), 1)
-            mine = await reply(engine, prompts[0], 0, tokens)
+            answer = await reply(engine, prompts[0], 0, tokens)
             await engine.sleep()
             await learner.reload()
-            [truth] = await learner.logprobs([[*prompts[0], *mine[0]]])
-            said = truth[len(truth) - len(mine[0]) :]
-            measured.found["mismatch"] = max(abs(a - b) for a, b in zip(said, mine[1], strict=True))
+            [truth] = await learner.logprobs([[*prompts[0], *answer[0]]])
+            scored = truth[len(truth) - len(answer[0]) :]
+            measured.found["mismatch"] = max(abs(a - b) for a, b in zip(scored, answer[1], strict=True))
             await learner.offload()
             await engine.wake()
             result["rounds"].append(measured.found)
@@ -152,11 +152,11 @@ def main() -> None:
         parser.error("--toy is in float32, in which vLLM has no adapters on a GPU: CUDA_VISIBLE_DEVICES= (empty)")
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     options.size = "toy" if options.toy else options.size
-    given = setting(options.size, 4096, 1)
+    setting = make_setting(options.size, 4096, 1)
     if options.toy:
-        given.config.head_dim = 32  # vLLM's kernels for CPUs know no smaller heads
+        setting.config.head_dim = 32  # vLLM's kernels for CPUs know no smaller heads
     with tempfile.TemporaryDirectory() as name:
-        model = build_model(given.config, given.dtype, Path(name) / "model")
+        model = build_model(setting.config, setting.dtype, Path(name) / "model")
         for file in models.find_model_folder("builtin:tiny").glob("*token*"):  # vLLM needs the tokenizer
             shutil.copy(file, model)
         result = asyncio.run(turns(model, Path(name) / "work", options))

@@ -298,18 +298,18 @@ async def play(
     `forced`: logprobs are those of the weights in `model`; otherwise they are made up.
     """
     codec = tokens.load_codec(model)
-    asked = 0
+    answered = 0
     side: list[int] = []
 
     def reply(ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
-        nonlocal asked
+        nonlocal answered
         if script[0].calls and "<tools>" not in codec.decode(
             ids
         ):  # a request beside the repair: the script does not advance
-            side.append(asked + len(side))
+            side.append(answered + len(side))
             return encode_reply(codec, Reply("Repair of add"))
-        asked += 1
-        return encode_reply(codec, script[min(asked, len(script)) - 1])
+        answered += 1
+        return encode_reply(codec, script[min(answered, len(script)) - 1])
 
     engine = (
         Forced(reply, model, context=context)

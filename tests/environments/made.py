@@ -101,9 +101,9 @@ def write_docker_archive(target: Path, layers: Sequence[bytes], tag: str, **sett
     """Write an image as ``docker save`` does; return its id."""
     config = configuration(layers, **settings)
     names = [f"{digest(layer)[7:]}/layer.tar" for layer in layers]
-    said = [{"Config": f"{digest(config)[7:]}.json", "RepoTags": [tag], "Layers": names}]
+    manifest = [{"Config": f"{digest(config)[7:]}.json", "RepoTags": [tag], "Layers": names}]
     files = [(f"{digest(config)[7:]}.json", config), *zip(names, layers, strict=True)]
     target.write_bytes(
-        archive([entry(name, data) for name, data in [*files, ("manifest.json", json.dumps(said).encode())]])
+        archive([entry(name, data) for name, data in [*files, ("manifest.json", json.dumps(manifest).encode())]])
     )
     return digest(config)

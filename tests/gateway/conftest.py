@@ -47,15 +47,15 @@ class Fake(Engine):
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         emitted: list[int] = []
         self.seen.append((tuple(ids), emitted, seed))
-        said = list(self.script(ids, sampling, seed))[: sampling.max_tokens]
+        reply = list(self.script(ids, sampling, seed))[: sampling.max_tokens]
         try:
-            for start in range(0, len(said), self.chunk):
+            for start in range(0, len(reply), self.chunk):
                 await asyncio.sleep(self.delay)
                 if self.gate is not None and start > 0:
                     await self.gate.wait()
                 if self.fault_after is not None and start >= self.fault_after:
                     raise EngineFault("the fake engine died")
-                piece = tuple(said[start : start + self.chunk])
+                piece = tuple(reply[start : start + self.chunk])
                 emitted += piece
                 yield Chunk(piece, tuple(-0.01 * (token % 7) for token in piece), self.version)
         finally:
@@ -75,12 +75,12 @@ def check_exact_ids(turns: Sequence[Turn], engine: Fake) -> None:
     seen = [(list(prompt), emitted) for prompt, emitted, _ in engine.seen]
     for turn in turns:
         whole = list(sequence(turns, turn.index))
-        said = [*turn.output.ids, *turn.tail.ids]
+        sampled = [*turn.output.ids, *turn.tail.ids]
         prompt = whole[: len(whole) - len(turn.output)]
-        assert (prompt, said) in seen
-        seen.remove((prompt, said))
-        assert list(turn.output.logprobs + turn.tail.logprobs) == [-0.01 * (token % 7) for token in said]
-        assert [(r.start, r.end) for r in turn.versions] == ([(0, len(said))] if said else [])
+        assert (prompt, sampled) in seen
+        seen.remove((prompt, sampled))
+        assert list(turn.output.logprobs + turn.tail.logprobs) == [-0.01 * (token % 7) for token in sampled]
+        assert [(r.start, r.end) for r in turn.versions] == ([(0, len(sampled))] if sampled else [])
     assert [emitted for _, emitted in seen if emitted] == []
 
 

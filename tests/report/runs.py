@@ -203,8 +203,8 @@ def write_hostile_run(path: Path, evil: str) -> Path:
     tasks = dict.fromkeys(row.task for row in read_rows(path))
     maker.folder.add_tasks(Task(task, evil, evil, "", evil.encode(errors="replace"), repository=evil) for task in tasks)
     about: dict[str, Any] = json.loads((path / "run.json").read_text())
-    told = {"name": evil, "commit": evil, "argv": [evil], "platform": evil, "versions": {evil: evil}, "seed": evil}
-    (path / "run.json").write_text(json.dumps(about | told | {"policy": evil}))
+    changes = {"name": evil, "commit": evil, "argv": [evil], "platform": evil, "versions": {evil: evil}, "seed": evil}
+    (path / "run.json").write_text(json.dumps(about | changes | {"policy": evil}))
     return path
 
 

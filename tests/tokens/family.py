@@ -57,9 +57,13 @@ class Family:
         """
         spec, size = make_tokenizer(self.tokens, vocabulary)
         ids = {token: size - len(self.tokens) + at for at, token in enumerate(self.tokens)}
-        own = {"vocab_size": size, "max_position_embeddings": 4096, "eos_token_id": [ids[token] for token in self.eos]}
+        sizes = {
+            "vocab_size": size,
+            "max_position_embeddings": 4096,
+            "eos_token_id": [ids[token] for token in self.eos],
+        }
         found = ARCHITECTURES.get(self.architecture, Architecture(self.architecture, {}))
-        replace(found, config=found.config | own | self.config | changes).write(folder)
+        replace(found, config=found.config | sizes | self.config | changes).write(folder)
         named = {"bos_token": self.bos or None, "eos_token": self.eos[0]}
         (folder / "tokenizer.json").write_text(spec)
         (folder / "tokenizer_config.json").write_text(json.dumps(named))

@@ -170,9 +170,11 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
         checks.append(BarCheck(f"pooled {name} +{least:.2f}", change[name].value >= least, str(change[name])))
     for seed, evaluated in found.items():
         if seed.startswith("seed"):
-            own = _changes(evaluated["sampled"])
+            seed_changes = _changes(evaluated["sampled"])
             for name in BAR:
-                checks.append(BarCheck(f"{seed}: {name} above zero", own[name].is_all_above(0), str(own[name])))
+                checks.append(
+                    BarCheck(f"{seed}: {name} above zero", seed_changes[name].is_all_above(0), str(seed_changes[name]))
+                )
     rises = change["tests_per_patch"]
     checks.append(BarCheck("pooled tests per non-empty patch above zero", rises.is_all_above(0), str(rises)))
     unquoted, greedy = (_changes(pool[name])["tests"] for name in ("sampled, unquoted issues", "greedy"))

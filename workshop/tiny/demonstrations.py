@@ -135,13 +135,13 @@ def row(codec: Codec, messages: Sequence[Message]) -> tuple[list[int], list[bool
     Calls that replaced a text by itself are not trained on.
     """
     ((ids, trained),) = make_conversation_rows(codec, messages, prompt.TOOLS)
-    said = list(trained)
+    mask = list(trained)
     answers = [b for a, b in pairwise([*messages, {}]) if a["role"] == "assistant"]
-    turns = [[*turn] for own, turn in groupby(range(len(ids)), lambda at: said[at]) if own]
+    turns = [[*turn] for is_sampled, turn in groupby(range(len(ids)), lambda at: mask[at]) if is_sampled]
     for turn, answer in zip(turns, answers, strict=True):
         if answer.get("content") == prompt.TEXTS.identical:
-            said[turn[0] : turn[-1] + 1] = [False] * len(turn)
-    return list(ids), said
+            mask[turn[0] : turn[-1] + 1] = [False] * len(turn)
+    return list(ids), mask
 
 
 def slipped(exercise: Exercise, rng: Random) -> str:

@@ -101,8 +101,8 @@ FORMULAS = tuple(Formula(*each) for each in product(FIRST, SECOND, range(2, 10))
 def tasks(kind: str) -> list[Task]:
     """The miniature tasks of `kind`, those to train on first; ids are ``KIND/MODULE.FUNCTION/...``."""
     if kind == "implement":
-        own = {use: [each for each in FORMULAS if each.use == use] for use in ("train", "test")}
-        return [_implement(each, use) for use in ("train", "test") for each in own[use]]
+        by_use = {use: [each for each in FORMULAS if each.use == use] for use in ("train", "test")}
+        return [_implement(each, use) for use in ("train", "test") for each in by_use[use]]
     if kind == "detect":
         return [_detect(mutant) for use in ("train", "test") for mutant in _of_families(use)]
     wanted = {mutant.key for mutant in load_mutants() if _use_of(mutant) != "shown"}

@@ -25,12 +25,12 @@ from workshop.tiny.workspace import Workspace
 
 @dataclass(slots=True)
 class Attempt:
-    """One simulated episode: its ids, a mask of the sampled ones (`said`), their logprobs, and the files."""
+    """One simulated episode: its ids, a mask of the sampled ones, their logprobs, and the files."""
 
     exercise: Exercise
     workspace: Workspace
     ids: list[int]
-    said: list[bool]
+    sampled: list[bool]
     logprobs: list[float]
     calls: list[ToolCall] = field(default_factory=list)
     ended: str = ""
@@ -93,7 +93,7 @@ class Simulation:
 
     def _append_sampled(self, attempt: Attempt, token: int, logprob: float) -> None:
         attempt.ids.append(token)
-        attempt.said.append(True)
+        attempt.sampled.append(True)
         attempt.logprobs.append(logprob)
         attempt.turn.append(token)
         if token in self.codec.stop_ids:
@@ -124,7 +124,7 @@ class Simulation:
         if added is None:
             raise RuntimeError("the tiny policy's conversation could not be extended")
         attempt.ids += added
-        attempt.said += [False] * len(added)
+        attempt.sampled += [False] * len(added)
         attempt.logprobs += [0.0] * len(added)
         attempt.turn = []
         if len(attempt.ids) >= self.tokens - 1:

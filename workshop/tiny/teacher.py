@@ -83,8 +83,8 @@ def completion(teacher: Teacher, body: Mapping[str, Any]) -> dict[str, Any]:
     reply = teacher.reply(messages, tools)
     turn = len(messages)
     calls = [{"id": f"call_{turn}_{at}", **call} for at, call in enumerate(reply.get("tool_calls", ()))]
-    prompt = len(_codec().render(messages, tools))
-    said = len(_codec().encode(reply["content"] or json.dumps([call["function"] for call in calls])))
+    prompt_tokens = len(_codec().render(messages, tools))
+    completion_tokens = len(_codec().encode(reply["content"] or json.dumps([call["function"] for call in calls])))
     return {
         "id": f"expert-{turn}",
         "object": "chat.completion",
@@ -101,7 +101,11 @@ def completion(teacher: Teacher, body: Mapping[str, Any]) -> dict[str, Any]:
                 "finish_reason": "tool_calls" if calls else "stop",
             }
         ],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said},
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
     }
 
 

@@ -91,13 +91,13 @@ def save(folder: Path) -> None:
 def _spec() -> dict[str, Any]:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    known = pieces()
+    known_pieces = pieces()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    spelled = ["".join(part for part, _ in byte_level.pre_tokenize_str(piece)) for piece in known]
+    spelled = ["".join(part for part, _ in byte_level.pre_tokenize_str(piece)) for piece in known_pieces]
     vocabulary = {token: index for index, token in enumerate([*alphabet, *spelled])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
-    pattern = "|".join(_pattern(piece) for piece in known)
+    pattern = "|".join(_pattern(piece) for piece in known_pieces)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), behavior="isolated"), byte_level]
     )

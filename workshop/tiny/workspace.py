@@ -27,10 +27,10 @@ class Workspace:
             return self.shell(cmd) if isinstance(cmd, str) else fill_template(TEXTS.missing, missing="cmd")
         if name == "apply_patch":
             keys = ("file_path", "old_content", "new_content")
-            given = [arguments.get(key) for key in keys]
-            if missing := [key for key, value in zip(keys, given, strict=True) if value is None]:
+            values = [arguments.get(key) for key in keys]
+            if missing := [key for key, value in zip(keys, values, strict=True) if value is None]:
                 return fill_template(TEXTS.missing, missing=", ".join(missing))
-            path, old, new = map(str, given)
+            path, old, new = map(str, values)
             return self.apply_patch(path, old, new)
         return TEXTS.unknown_tool
 

@@ -73,14 +73,14 @@ def _children_cpu_seconds() -> float:
 
 def row(name: str, family: str, outcome: Any, processor: float) -> str:
     """One line of the table. `processor`: CPU seconds of the program."""
-    found, episode = recipe.load_recipe(name), outcome.episode
+    agent_recipe, episode = recipe.load_recipe(name), outcome.episode
     rows, account = stitch_episode(episode, 1.0, max_tokens=1 << 20)
     prompts = [len(request.ids) for at, request in enumerate(outcome.engine.requests) if at not in episode.side]
     values = (
         f"`{recipe.agent_label(name)}`",
         family,
-        installed_program(found),
-        found.dialect,
+        installed_program(agent_recipe),
+        agent_recipe.dialect,
         len(episode.turns),
         len(episode.side),
         next(iter(prompts), 0),

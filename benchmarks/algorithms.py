@@ -41,7 +41,7 @@ TOKENS, TASKS, GROUP, ALPHA = 1024, 8, 8, 0.5
 
 def rows(attempts: Sequence[Attempt], rewards: Sequence[float], settings: LearnSettings, version: int) -> list[Sample]:
     """The training rows of a step's attempts, group after group; groups of equal rewards have none."""
-    made = []
+    samples = []
     for at in range(0, len(attempts), GROUP):
         group = zip(attempts[at : at + GROUP], rewards[at : at + GROUP], strict=True)
         values = compute_group_advantages(rewards[at : at + GROUP], settings.baseline).values
@@ -49,14 +49,14 @@ def rows(attempts: Sequence[Attempt], rewards: Sequence[float], settings: LearnS
             if advantage is not None:
                 versions = tuple(version if on else -1 for on in attempt.sampled)
                 columns = (tuple(attempt.ids), tuple(attempt.sampled), tuple(attempt.logprobs), versions)
-                made.append(Sample(f"{at}-{number}", *columns, advantage, group=str(at)))
-    return made
+                samples.append(Sample(f"{at}-{number}", *columns, advantage, group=str(at)))
+    return samples
 
 
 def compute_rewards(attempts: Sequence[Attempt]) -> list[float]:
     """Rewards: half `patch_lines`, half whether tests pass."""
-    found = scores(attempts, ("patch_lines",))
-    return [ALPHA * each["patch_lines"] + (1 - ALPHA) * each["tests"] for each in found]
+    scored = scores(attempts, ("patch_lines",))
+    return [ALPHA * each["patch_lines"] + (1 - ALPHA) * each["tests"] for each in scored]
 
 
 class Run:
@@ -86,15 +86,15 @@ class Run:
         """Train on one batch; returns its mean reward and the learner's metrics."""
         chosen: list[Exercise] = []
         while len(chosen) < TASKS:
-            if (made := make_exercise(self.rng.choice(self.pool), self.rng, True)) is not None:
-                chosen.append(made)
+            if (exercise := make_exercise(self.rng.choice(self.pool), self.rng, True)) is not None:
+                chosen.append(exercise)
         attempts = self.simulation.run(self.weights, [e for e in chosen for _ in range(GROUP)], 1.0, self.generator)
         rewards = compute_rewards(attempts)
         samples = rows(attempts, rewards, self.settings, self.trainer.version)
         tokens = sum(sum(attempt.sampled) for attempt in attempts)
         learned = self.trainer.step(samples, len(attempts), tokens) if samples else {}
-        bounded = learned.get("clip_low", 0.0) + learned.get("clip_high", 0.0)
-        return {"reward": fmean(rewards), "bounded": bounded, "grad_norm": learned.get("grad_norm", 0.0)}
+        clipped = learned.get("clip_low", 0.0) + learned.get("clip_high", 0.0)
+        return {"reward": fmean(rewards), "bounded": clipped, "grad_norm": learned.get("grad_norm", 0.0)}
 
     def evaluate(self) -> list[float]:
         """The reward of one attempt at each held-out task."""
@@ -107,20 +107,20 @@ def table(folder: Path, arms: Sequence[Algorithm]) -> str:
     lines = [f"| algorithm | seeds | before | after | after, less `{arms[0]}` | bounded |", "|---|---|---|---|---|---|"]
     first: dict[str, list[float]] = {}
     for arm in arms:
-        found = {file.stem[-1]: json.loads(file.read_text()) for file in sorted(folder.glob(f"{arm}-[0-9].json"))}
-        if not found:
+        runs = {file.stem[-1]: json.loads(file.read_text()) for file in sorted(folder.glob(f"{arm}-[0-9].json"))}
+        if not runs:
             continue
-        tasks = range(len(next(iter(found.values()))["before"]))
+        tasks = range(len(next(iter(runs.values()))["before"]))
         cells = [
-            str(mean_of_replicates([run[when] for run in found.values()], tasks, share=True).interval) for when in ENDS
+            str(mean_of_replicates([run[when] for run in runs.values()], tasks, share=True).interval) for when in ENDS
         ]
-        after = {seed: run["after"] for seed, run in found.items()}
+        after = {seed: run["after"] for seed, run in runs.items()}
         first = first or after
         both = sorted({*first} & {*after})
         pairs = [first[seed] for seed in both], [after[seed] for seed in both]
         less = "" if first is after or not both else str(replicated_difference(*pairs, tasks, share=True).interval)
-        bounded = fmean(step["bounded"] for run in found.values() for step in run["steps"])
-        lines.append(f"| `{arm}` | {len(found)} | {' | '.join(cells)} | {less} | {bounded:.1%} |")
+        bounded = fmean(step["bounded"] for run in runs.values() for step in run["steps"])
+        lines.append(f"| `{arm}` | {len(runs)} | {' | '.join(cells)} | {less} | {bounded:.1%} |")
     return "\n".join(lines)
 
 

@@ -110,9 +110,9 @@ class Learner:
     async def restore(self, history: History) -> None:
         """Nothing to restore."""
 
-    async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
+    async def improve(self, batch: Batch, history: History) -> tuple[dict[str, Any], str]:
         """Sleep for the time of a step, and note how stale its tokens are."""
-        self.ages += [self.version - version for row in made.samples for version in row.versions if version >= 0]
+        self.ages += [self.version - version for row in batch.samples for version in row.versions if version >= 0]
         await asyncio.sleep(self.seconds)
         self.busy += self.seconds
         self.version += 1
@@ -179,9 +179,9 @@ def rows(steps: int, seeds: int, longest: float) -> Iterator[str]:
     """The table for attempts that take at most `longest` seconds."""
     for ratio in RATIOS:
         for staleness in (0, 1, 2, 4):
-            found = [measure(staleness, ratio, steps, seed, longest) for seed in range(seeds)]
+            waits = [measure(staleness, ratio, steps, seed, longest) for seed in range(seeds)]
             over, engine, learner, age = (
-                fmean(getattr(each, name) for each in found) for name in ("over", "engine", "learner", "age")
+                fmean(getattr(each, name) for each in waits) for name in ("over", "engine", "learner", "age")
             )
             yield f"{longest:7g} {ratio:15g} {staleness:14d} {over:15.1%} {engine:11.1%} {learner:13.1%} {age:15.2f}"
 

@@ -47,42 +47,42 @@ def list_plays(folder: Path) -> Iterator[Play]:
         return Repository(place)
 
     for kind in test_attacks.COMMANDS:
-        made = repository(kind)
-        task = test_attacks.made(made, kind)
-        yield from list_controls(kind, task, made)
+        repo = repository(kind)
+        task = test_attacks.made(repo, kind)
+        yield from list_controls(kind, task, repo)
         for played, name in test_attacks.PLAYED:
             if played == kind:
-                yield Play(kind, name, task, test_attacks.cheat(made, name))
+                yield Play(kind, name, task, test_attacks.cheat(repo, name))
     for end, names in test_attacks.ENDED.items():
-        made = repository(f"script that ends by {end}")
-        task = test_attacks.script(made, end)
-        yield from list_controls(f"script, `{end}`", task, made)
+        repo = repository(f"script that ends by {end}")
+        task = test_attacks.script(repo, end)
+        yield from list_controls(f"script, `{end}`", task, repo)
         for name in names:
-            yield Play(f"script, `{end}`", name, task, made.edit(cheats.SCRIPT[name]))
+            yield Play(f"script, `{end}`", name, task, repo.edit(cheats.SCRIPT[name]))
     for ending in ("mjs", "cjs") if shutil.which("node") else ():
-        made = repository(f"node with {ending}")
-        task = test_attacks.made_of_names(made, ending)
-        yield from list_controls(f"node, {ending}", task, made)
+        repo = repository(f"node with {ending}")
+        task = test_attacks.made_of_names(repo, ending)
+        yield from list_controls(f"node, {ending}", task, repo)
         for played, name in test_attacks.SPOKEN:
             if played == ending:
-                yield Play(f"node, {ending}", name, task, test_attacks.spoken(made, ending, name))
+                yield Play(f"node, {ending}", name, task, test_attacks.spoken(repo, ending, name))
     if shutil.which("javac"):
-        made = repository("junit")
-        task = test_attacks.made_for_junit(made)
-        yield from list_controls("JUnit 4", task, made)
+        repo = repository("junit")
+        task = test_attacks.made_for_junit(repo)
+        yield from list_controls("JUnit 4", task, repo)
         for name, text in cheats.JUNIT.items():
-            yield Play("JUnit 4", name, task, made.edit({"programs/Clamp.java": text}))
+            yield Play("JUnit 4", name, task, repo.edit({"programs/Clamp.java": text}))
     for name in test_limits.PREPARED:
-        made = repository(f"prepares {name}")
-        task, patch = test_limits.prepared(made, name)
-        yield from list_controls("two commands", task, made)
+        repo = repository(f"prepares {name}")
+        task, patch = test_limits.prepared(repo, name)
+        yield from list_controls("two commands", task, repo)
         yield Play("two commands", f"the first writes {name}", task, patch)
 
 
-def list_controls(runner: str, task: Task, made: Repository) -> Iterator[Play]:
+def list_controls(runner: str, task: Task, repo: Repository) -> Iterator[Play]:
     """The reference, and a patch that repairs nothing."""
     yield Play(runner, "the reference", task, task.reference)
-    yield Play(runner, "nothing", task, made.edit({"nothing.txt": b""}))
+    yield Play(runner, "nothing", task, repo.edit({"nothing.txt": b""}))
 
 
 async def row(play: Play, backend: SandboxBackend) -> str:

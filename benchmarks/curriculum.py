@@ -99,15 +99,15 @@ def points(run: RunFolder) -> list[Point]:
     for episode in logged_episodes(run.records(), lambda name: name.startswith("eval-")):
         if episode.ending is not Ending.VOID:
             held_out.setdefault(episode.step, {}).setdefault(episode.task_id, []).append(episode.reward)
-    found = []
+    evaluations = []
     for name, step in history.evaluations:
-        before = history.steps[:step]
-        episodes = sum(record["metrics"]["episodes"] for record in before)
-        tokens = sum(record["account"]["sampled"] for record in before)
+        steps = history.steps[:step]
+        episodes = sum(record["metrics"]["episodes"] for record in steps)
+        tokens = sum(record["account"]["sampled"] for record in steps)
         rewards = {task: fmean(values) for task, values in held_out[step].items()}
         if name == "eval":
-            found.append(Point(step, episodes, tokens, rewards))
-    return found
+            evaluations.append(Point(step, episodes, tokens, rewards))
+    return evaluations
 
 
 def cost(curve: Sequence[Point], target: float) -> tuple[float, float]:

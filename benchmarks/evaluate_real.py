@@ -74,8 +74,8 @@ def evaluate(work: Path, name: str, words: Sequence[str]) -> tuple[float, float,
     command += [*LIMITS, "-o", str(work / name)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)})
     [summary] = (work / name).glob("eval/*/summary.json")
-    found = json.loads(summary.read_text())["outcomes"]["resolved"]
-    return found["value"], found["low"], found["high"], time.monotonic() - began
+    resolved = json.loads(summary.read_text())["outcomes"]["resolved"]
+    return resolved["value"], resolved["low"], resolved["high"], time.monotonic() - began
 
 
 def main() -> int:
@@ -91,8 +91,8 @@ def main() -> int:
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(options.work / "model")).save_pretrained(
         options.work / "model"
     )
-    made = tasks.make_source(options.source, **parse_options(options.options))
-    test = sorted((task for task in made if task.split == "test"), key=lambda each: each.id)
+    source = tasks.make_source(options.source, **parse_options(options.options))
+    test = sorted((task for task in source if task.split == "test"), key=lambda each: each.id)
     by_hash = sorted(test, key=lambda each: hashlib.sha256(each.id.encode()).hexdigest())
     repaired = by_hash[: round(options.share * len(test))]
     repairs = {each.prompt.strip(): each.reference.decode() for each in repaired}

@@ -54,7 +54,7 @@ def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str,
         module = attempt.exercise.mutant.function.module
         names = [line[4:].split("(")[0] for line in attempt.exercise.fixed.splitlines() if line.startswith("def ")]
         jobs.append((attempt.content, [(c.call, c.want) for name in names for c in by_name[module, name].checks]))
-    found = []
+    results = []
     for attempt, failure in zip(attempts, judge_mutants(jobs), strict=True):
         path, broken = attempt.exercise.path, attempt.exercise.files[attempt.exercise.path]
         patch, oracle = (format_diff(path, broken, text) for text in (attempt.content, attempt.exercise.fixed))
@@ -64,8 +64,8 @@ def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str,
             "limit": float(attempt.ended != "submitted"),
             "repeats": -float(count_repeats_without_progress(attempt.calls)),
         }
-        found.append(values | {n: each.compare(oracle, patch, "python") for n, each in PATCHES.items() if n in paid})
-    return found
+        results.append(values | {n: each.compare(oracle, patch, "python") for n, each in PATCHES.items() if n in paid})
+    return results
 
 
 class Experiment:
@@ -114,31 +114,31 @@ class Experiment:
 
     def measure(self, attempts: int) -> dict[str, list[dict[str, float]]]:
         """Scores of each held-out task by temperature and kind, averaged over its attempts."""
-        weights, found = self.weights(), {}
+        weights, results = self.weights(), {}
         for kind, exercises in self.held_out.items():
             for name, temperature, count in (("sampled", 1.0, attempts), ("greedy", 0.0, 1)):
                 each = [e for e in exercises for _ in range(count)]
-                made = self.simulation.run(weights, each, temperature, torch.Generator().manual_seed(1))
-                values = scores(made, ())
+                attempts_made = self.simulation.run(weights, each, temperature, torch.Generator().manual_seed(1))
+                values = scores(attempts_made, ())
                 rows = [values[at : at + count] for at in range(0, len(values), count)]
-                found[f"{name} {kind}"] = [{key: fmean(row[key] for row in own) for key in own[0]} for own in rows]
-        return found
+                results[f"{name} {kind}"] = [{key: fmean(row[key] for row in own) for key in own[0]} for own in rows]
+        return results
 
     def groups(self) -> list[Group]:
         """Attempt the tasks of a step, chosen as `stages.train.attempt_tasks` does."""
-        size, weights, made = self.config.rollout.group_size, self.weights(), list[Group]()
-        while wanted := count_missing_groups(made, self.config):
-            taken = [group.task.id for group in made]
+        size, weights, groups = self.config.rollout.group_size, self.weights(), list[Group]()
+        while wanted := count_missing_groups(groups, self.config):
+            taken = [group.task.id for group in groups]
             slots = plan_due_groups(self.curriculum, size, wanted, self.consumed, self.outcomes, taken)
             self.consumed |= {slot.group for slot in slots}
             each = [self.exercise(slot.task.id) for slot in slots for _ in range(size)]
             attempts = self.simulation.run(weights, [e for e in each if e is not None], 1.0, self.generator)
-            found = scores(attempts, self.config.reward)
+            scored = scores(attempts, self.config.reward)
             for slot, at in zip(slots, range(0, len(attempts), size), strict=True):
-                own = zip(attempts[at : at + size], found[at : at + size], strict=True)
+                own = zip(attempts[at : at + size], scored[at : at + size], strict=True)
                 episodes = (_episode(slot, n, *each, self.config.reward) for n, each in enumerate(own))
-                made.append(Group(slot.group, slot.task, tuple(episodes)))
-        return made
+                groups.append(Group(slot.group, slot.task, tuple(episodes)))
+        return groups
 
     def step(self) -> dict[str, float]:
         """Make one step of the run; returns metrics of its episodes."""

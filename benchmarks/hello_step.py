@@ -103,14 +103,14 @@ def main() -> None:
         contestants = {"other": [options.against, "hello"]} | contestants
     if options.settings:
         contestants[" ".join(options.settings)] = [CRRL, "hello", *options.settings]
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
+    measurements: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
     for number in range(options.rounds):
         for name, command in contestants.items() if number % 2 == 0 else reversed(contestants.items()):
-            found[name].append(measured(command, options.steps))
-    first = next(iter(found))
+            measurements[name].append(measured(command, options.steps))
+    first = next(iter(measurements))
     print("| CPU seconds a step |", *(f"{name} |" for name in STAGES), "all | of the first | wall |")
-    totals = {name: [sum(one[each] for each in STAGES) for one in rounds] for name, rounds in found.items()}
-    for name, rounds in found.items():
+    totals = {name: [sum(one[each] for each in STAGES) for one in rounds] for name, rounds in measurements.items()}
+    for name, rounds in measurements.items():
         cells = [f"{statistics.fmean(one[each] for one in rounds):.2f} |" for each in STAGES]
         ratios = [mine / theirs for mine, theirs in zip(totals[name], totals[first], strict=True)]
         shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
@@ -118,7 +118,7 @@ def main() -> None:
         print(f"| {name} |", *cells, f"{statistics.fmean(totals[name]):.2f} | {shown} | {wall:.1f} |")
     print(f"{options.rounds} rounds, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(measurements))
 
 
 if __name__ == "__main__":

@@ -46,16 +46,16 @@ _ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 
 def copy_programs(root: Path, pythons: Iterable[Path]) -> None:
     """Copy this machine's programs to `root`, with the libraries that they and the modules of `pythons` load."""
-    found = [path for name in PROGRAMS.split() if (path := shutil.which(name, path="/usr/bin:/bin"))]
-    files = {Path(path).resolve() for path in found} | {Path("/usr/lib/locale/C.utf8")}
-    for path in (*found, *(module for python in pythons for module in python.rglob("lib-dynload/*.so"))):
+    program_paths = [path for name in PROGRAMS.split() if (path := shutil.which(name, path="/usr/bin:/bin"))]
+    files = {Path(path).resolve() for path in program_paths} | {Path("/usr/lib/locale/C.utf8")}
+    for path in (*program_paths, *(module for python in pythons for module in python.rglob("lib-dynload/*.so"))):
         shown = subprocess.run(["ldd", path], capture_output=True, text=True).stdout
         files |= {Path(word) for word in shown.split() if word.startswith("/")}
     for path in (*files, *map(Path, ("/usr/lib/git-core", "/usr/share/git-core"))):
         inside = root / str(path if str(path).startswith("/usr") else f"/usr{path}").lstrip("/")
         inside.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(path, inside, symlinks=True) if path.is_dir() else shutil.copy(path.resolve(), inside)
-    for path in map(Path, found):
+    for path in map(Path, program_paths):
         if not (root / "usr/bin" / path.name).exists():
             (root / "usr/bin" / path.name).symlink_to(path.resolve().name)
     for name in ("bin", "lib", "lib64"):
@@ -84,12 +84,12 @@ def make_repository_layer(root: Path, mib: int) -> bytes:
 
 
 def make_extra_layer() -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         about = tarfile.TarInfo("etc/second")
         about.size = 6
         archive.addfile(about, io.BytesIO(b"second"))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 class Layout:

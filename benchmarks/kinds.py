@@ -36,7 +36,7 @@ MIXED = "mixed"
 USUAL = ("detect", "repair", "implement")
 """All kinds but ``tools``, which `crrl hello` trains."""
 RATE = 3e-4
-"""Learning rate, half of that of `crrl hello`: at 6e-4 the reward of ``repair`` fell to nothing."""
+"""Learning rate, half of that of `crrl hello`: at 6e-4 the score of ``repair`` fell to zero."""
 ALONE = {"agent": {"name": "direct", "options": {"system": "", "files": "none"}}}
 KIND: Mapping[str, Mapping[str, Any]] = {
     "detect": {**ALONE, "reward": {"label": 1.0}, "turn_tokens": 24},
@@ -121,12 +121,12 @@ def arms(of: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def held_out(run: RunFolder) -> dict[str, dict[int, dict[str, Episode]]]:
     """The attempts at held-out tasks by kind, by step, and by task."""
-    found: dict[str, dict[int, dict[str, Episode]]] = {}
+    attempts: dict[str, dict[int, dict[str, Episode]]] = {}
     for episode in logged_episodes(run.records(), lambda name: name.startswith("eval-")):
         if episode.ending is not Ending.VOID:
-            by_step = found.setdefault(episode.task_id.partition("/")[0], {})
+            by_step = attempts.setdefault(episode.task_id.partition("/")[0], {})
             by_step.setdefault(episode.step, {})[episode.task_id] = episode
-    return found
+    return attempts
 
 
 def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
@@ -178,14 +178,14 @@ def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
 def quoted(episode: Episode) -> str:
     """Classify how a reply of ``repair`` quotes the text to replace."""
     *_, asked, reply = (str(message["content"]) for message in episode.turns[-1].messages)
-    found = patching.parse_blocks(reply)
-    if not found:
+    blocks = patching.parse_blocks(reply)
+    if not blocks:
         return "no block"
-    search, shown = list(found[0].search), asked.split("```")[-2].splitlines()[1:]
+    search, shown = list(blocks[0].search), asked.split("```")[-2].splitlines()[1:]
     if not _within(search, shown):
         bare = ([line.strip() for line in lines] for lines in (search, shown))
         return "other indentation" if _within(*bare) else "not there"
-    return "by itself" if found[0].search == found[0].replace else "there"
+    return "by itself" if blocks[0].search == blocks[0].replace else "there"
 
 
 def _within(part: list[str], whole: list[str]) -> bool:

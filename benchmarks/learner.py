@@ -203,19 +203,19 @@ def contestants_for(model: Path, rows: list[tuple[int, Sample]], folder: Path, *
     """The contestants: all if `every`, else those for rows of one length."""
     samples = [sample for _, sample in rows]
     trainer = Trainer(model, LearnSettings(algorithm="gspo", eps_low=0.2, eps_high=0.2, micro_tokens=1 << 20))
-    made: dict[str, Contestant] = {"step": lambda: trainer.step(samples)}
+    contestants: dict[str, Contestant] = {"step": lambda: trainer.step(samples)}
     if every:
         settings = trainer.settings
         small = Trainer(model, settings.with_changes(micro_tokens=1024))
         again = Trainer(model, settings.with_changes(gradient_checkpointing=True))
         lora = Trainer(model, settings.with_changes(lora=Lora()))
-        made |= {
+        contestants |= {
             "step, micro_tokens=1024": lambda: small.step(samples),
             "step, checkpointing": lambda: again.step(samples),
             "step, LoRA": lambda: lora.step(samples),
             "bare, trained logits": bare_contestant(model, samples, everywhere=False),
         }
-    return made | {
+    return contestants | {
         "bare": bare_contestant(model, samples, everywhere=True),
         "padded": padded_contestant(model, samples),
         "TRL": trl_contestant(model, rows, folder),

@@ -106,20 +106,20 @@ class StepReports(Progress):
     def finish(self) -> None:
         """Report the last step, if there was one, including the time of files written after it."""
         if self.episodes:
-            made, self.episodes = self.episodes, []
+            episodes, self.episodes = self.episodes, []
             rewards: dict[str, list[float]] = {}
-            for episode in made:
+            for episode in episodes:
                 rewards.setdefault(episode.group, []).append(episode.reward)
-            found = {
-                "tasks": sorted({episode.task_id for episode in made}),
-                "prompt": sum(len(episode.turns[0].given.ids) for episode in made),
-                "rows": [sum(len(turn.given.ids) + len(turn.output.ids) for turn in each.turns) for each in made],
-                "sampled": sum(episode.sampled for episode in made),
-                "turns": sum(len(episode.turns) for episode in made),
-                "calls": sum(len(episode.tool_calls) for episode in made),
+            counts = {
+                "tasks": sorted({episode.task_id for episode in episodes}),
+                "prompt": sum(len(episode.turns[0].given.ids) for episode in episodes),
+                "rows": [sum(len(turn.given.ids) + len(turn.output.ids) for turn in each.turns) for each in episodes],
+                "sampled": sum(episode.sampled for episode in episodes),
+                "turns": sum(len(episode.turns) for episode in episodes),
+                "calls": sum(len(episode.tool_calls) for episode in episodes),
                 "rewards": list(rewards.values()),
             }
-            self.turns.tell(self.stages.end() | found)
+            self.turns.tell(self.stages.end() | counts)
 
 
 async def ours(plan: Plan, turns: Turns) -> None:
@@ -170,10 +170,10 @@ def stage_of(key: str) -> str:
 
 def by_stage(result: Mapping[str, Any]) -> dict[str, float]:
     """CPU seconds of a step by table row, and ``all``."""
-    found = dict.fromkeys(STAGES, 0.0)
+    seconds_by_row = dict.fromkeys(STAGES, 0.0)
     for key, seconds in result["cpu"].items():
-        found[stage_of(key)] += seconds
-    return found | {"all": sum(found.values())}
+        seconds_by_row[stage_of(key)] += seconds
+    return seconds_by_row | {"all": sum(seconds_by_row.values())}
 
 
 class Contestant:
@@ -222,7 +222,7 @@ def measure(mix: str, names: Sequence[str], rounds: int, overrides: Sequence[str
 
     Raises `RuntimeError` unless all attempted the same tasks with prompts of equal length.
     """
-    found: Found = {name: [] for name in names}
+    steps_by_name: Found = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         contestants = []
         for name in names:
@@ -233,23 +233,23 @@ def measure(mix: str, names: Sequence[str], rounds: int, overrides: Sequence[str
                 result = each.step()
                 print(f"{mix} {round_} {each.name}: {by_stage(result)['all']:.1f} CPU s", file=sys.stderr, flush=True)
                 if round_:
-                    found[each.name].append(result)
+                    steps_by_name[each.name].append(result)
                     if lines:
                         with lines.open("a") as file:
                             print(json.dumps({"mix": mix, "name": each.name, **result}), file=file)
-    for results in zip(*found.values(), strict=True):
+    for results in zip(*steps_by_name.values(), strict=True):
         for key in ("tasks", "prompt"):
             if any(result[key] != results[0][key] for result in results):
                 raise RuntimeError(f"the contestants differ in {key}: {[result[key] for result in results]}")
-    return found
+    return steps_by_name
 
 
-def table(mix: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+def table(mix: str, steps_by_name: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     """Markdown lines: medians of CPU seconds a step, and ratios within a round with their range."""
-    mine = found["ours"]
-    names = [name for name in found if name != "ours"]
-    yield f"\n{mix}: {len(mine)} steps of {len(mine[0]['rows'])} attempts"
-    for name, results in found.items():
+    our_steps = steps_by_name["ours"]
+    names = [name for name in steps_by_name if name != "ours"]
+    yield f"\n{mix}: {len(our_steps)} steps of {len(our_steps[0]['rows'])} attempts"
+    for name, results in steps_by_name.items():
         rows = [row for result in results for row in result["rows"]]
         rectangle = sum(len(result["rows"]) * max(result["rows"]) for result in results)
         flat = statistics.fmean(len(set(group)) == 1 for result in results for group in result["rewards"])
@@ -263,7 +263,7 @@ def table(mix: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterato
     yield "| CPU seconds a step | ours | " + " | ".join(f"`{name}` | of ours" for name in names) + " |"
     yield "|---|---|" + "---|---|" * len(names)
     for line in (*STAGES, "all", PER_TOKEN, "wall"):
-        cells = {name: [cell(line, result) for result in results] for name, results in found.items()}
+        cells = {name: [cell(line, result) for result in results] for name, results in steps_by_name.items()}
         our_median = statistics.median(cells["ours"])
         shown = [f"{line} | {our_median:.2f}"]
         for name in names:
@@ -306,9 +306,9 @@ def main() -> None:
             peers_trl.run(plan, folder, options.be, turns)
         return
     for mix in options.mixes:
-        found = measure(mix, ["ours", *options.against], options.rounds, options.set, options.lines)
+        steps_by_name = measure(mix, ["ours", *options.against], options.rounds, options.set, options.lines)
         print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        print("\n".join(table(mix, found)), flush=True)
+        print("\n".join(table(mix, steps_by_name)), flush=True)
 
 
 if __name__ == "__main__":

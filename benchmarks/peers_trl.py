@@ -54,15 +54,15 @@ _LISTED = "{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%
 
 def tokenizer(folder: Path, tools: Sequence[Mapping[str, Any]]) -> PreTrainedTokenizerFast:
     """The policy's tokenizer, whose template always shows `tools` instead of the schemas that TRL makes."""
-    made = PreTrainedTokenizerFast.from_pretrained(folder)
+    policy_tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     if not tools:
-        return made
-    if _LISTED not in made.chat_template:
+        return policy_tokenizer
+    if _LISTED not in policy_tokenizer.chat_template:
         raise ValueError(f"the template of {folder} lists tools in another way than this expects: {_LISTED}")
     shown = "".join(f"\n{json.dumps(tool)}" for tool in tools)
-    made.chat_template = made.chat_template.replace(_LISTED, f"{{{{- {json.dumps(shown)} -}}}}")
-    made.response_template = qwen3_template
-    return made
+    policy_tokenizer.chat_template = policy_tokenizer.chat_template.replace(_LISTED, f"{{{{- {json.dumps(shown)} -}}}}")
+    policy_tokenizer.response_template = qwen3_template
+    return policy_tokenizer
 
 
 class Shared:
@@ -177,14 +177,14 @@ class Peer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         with self.stages.within("rollout"):
-            made = super()._generate_and_score_completions(inputs)
-        prompts, completion_mask = made["prompt_mask"].sum(1), made["completion_mask"]
+            batch = super()._generate_and_score_completions(inputs)
+        prompts, completion_mask = batch["prompt_mask"].sum(1), batch["completion_mask"]
         self.shared.report |= {
             "prompt": int(prompts.sum()),
             "rows": (prompts + completion_mask.sum(1)).tolist(),
-            "sampled": int((completion_mask * made.get("tool_mask", 1)).sum()),
+            "sampled": int((completion_mask * batch.get("tool_mask", 1)).sum()),
         }
-        return made
+        return batch
 
     def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
         report = self.shared.report

@@ -147,7 +147,7 @@ def main() -> None:
             samples = [sample for _, sample in build_rows(24)] if mixed else group(*map(int, case.split("+")))
             seconds: dict[str, list[float]] = {name: [] for name in contestants}
             growth: dict[str, list[float]] = {name: [] for name in contestants}
-            found = []
+            checks = []
             for _ in range(options.rounds):
                 for name, run in contestants.items():
                     one, most, *rest = measured(
@@ -156,8 +156,10 @@ def main() -> None:
                     )
                     seconds[name].append(one)
                     growth[name].append(most)
-                    found.append(rest)
-            assert all(abs(a - b) < 1e-4 * abs(b) for rest in found for a, b in zip(rest, found[0], strict=True)), found
+                    checks.append(rest)
+            assert all(abs(a - b) < 1e-4 * abs(b) for rest in checks for a, b in zip(rest, checks[0], strict=True)), (
+                checks
+            )
             ids = [sample.ids for sample in samples]
             share = count_distinct_tokens(ids) / sum(map(len, ids))
             cells = (f"{statistics.median(seconds[n]):.2f} / {max(growth[n]):.0f} |" for n in contestants)

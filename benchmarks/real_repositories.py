@@ -5,8 +5,8 @@
 
 First, with a network (or a package index), it prepares the native environments of six instances of SWE-bench and makes
 images of three of them in SWE-bench's layout: this machine's programs, the environment at conda's path, and the
-repository with its whole later history in ``/testbed``. Then it tries every way in which an agent could find the
-published repair in a prepared image: commits later than the base, tags, logs, stashes, hooks, other repositories,
+repository with its whole later history in ``/testbed``. Then it searches each prepared image for the published
+repair as an agent could: in every commit later than the base, tags, logs, stashes, hooks, other repositories and
 package caches.
 
 At last it makes two runs of ``crrl train``, each in a network namespace with only a loopback, each one step of a small
@@ -146,18 +146,18 @@ def pack_folders(*folders: tuple[Path, str]) -> bytes:
     """Pack the contents of folders as a layer, each at a path from the root, owned by root."""
     import io
 
-    made = io.BytesIO()
+    buffer = io.BytesIO()
 
     def by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = ""
         return entry
 
-    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for folder, where in folders:
             for path in sorted(folder.iterdir()):
                 archive.add(path, f"{where}/{path.name}".lstrip("/"), filter=by_root)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def clone_repository(row: Mapping[str, Any], mirror: str, target: Path, built: Path, edits: Sequence[str]) -> None:
@@ -305,12 +305,12 @@ async def make_images(arguments: argparse.Namespace) -> None:
     copy_programs(root, {python_of(folder) for folder in folders})
     (root / "opt/miniconda3/bin").mkdir(parents=True)
     (root / "opt/miniconda3/bin/activate").write_text(CONDA)
-    layout, base, made = Layout(arguments.work / "oci"), pack_folders((root, "")), []
+    layout, base, image_rows = Layout(arguments.work / "oci"), pack_folders((root, "")), []
     for name in IMAGES:
         mirror = arguments.clone.format(repository=rows[name]["repo"])
         reference = make_image(layout, base, rows[name], mirror, specifications[name], arguments.work / "scratch")
-        made.append(rows[name] | {"image": reference})
-    write(arguments.work / "images.jsonl", made)
+        image_rows.append(rows[name] | {"image": reference})
+    write(arguments.work / "images.jsonl", image_rows)
     began = time.monotonic()
     options = {"workspace": "image", "for_training": True}
     done = await prepare_tasks(

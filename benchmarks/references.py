@@ -105,8 +105,8 @@ def rename_variables(source: str, line: int) -> str:
     names = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     names |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     lines = source.splitlines(True)
-    found = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    for before, token in reversed(list(pairwise(found))):
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    for before, token in reversed(list(pairwise(tokens))):
         row, end = token.end
         inside = function.lineno <= row <= (function.end_lineno or 0)
         if inside and token.type == tokenize.NAME and token.string in names and before.string != ".":
@@ -165,14 +165,14 @@ def ranking(attempts: Sequence[Attempt], golds: Mapping[str, bytes], name: str) 
     for attempt in attempts:
         groups.setdefault(attempt.issue, []).append(attempt)
     mixed = {issue: group for issue, group in groups.items() if len({each.resolved for each in group}) == 2}
-    found = [within(reward, golds[issue], group) for issue, group in mixed.items()]
+    rankings = [within(reward, golds[issue], group) for issue, group in mixed.items()]
     lines = [
         f"`{name}`: {sum(map(len, mixed.values()))} patches for {len(mixed)} issues with right and wrong ones",
         "",
         "| compared with | issues | AUC within an issue | gain over the reference alone |",
         "|---|---|---|---|",
     ]
-    for title, chosen in (("", found), ("; issues with any", [each for each in found if each.has_further])):
+    for title, chosen in (("", rankings), ("; issues with any", [each for each in rankings if each.has_further])):
         names = [str(number) for number in range(len(chosen))]
         alone = [each.auc[0] for each in chosen]
         for most in MOST:

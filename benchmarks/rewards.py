@@ -28,12 +28,12 @@ def pairs(count: int) -> list[tuple[bytes, bytes]]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     sources = [path.read_text("utf-8", "replace").splitlines(True) for path in sorted(folder.glob("*.py"))]
     sources = [lines for lines in sources if len(lines) > 120]
-    made = []
-    while len(made) < count:
+    patches = []
+    while len(patches) < count:
         lines = rng.choice(sources)
         place = rng.randrange(len(lines) - 60)
-        made.append((edit(rng, lines, sources, place), edit(rng, lines, sources, place + rng.randrange(40))))
-    return made
+        patches.append((edit(rng, lines, sources, place), edit(rng, lines, sources, place + rng.randrange(40))))
+    return patches
 
 
 def edit(rng: random.Random, lines: list[str], sources: list[list[str]], place: int) -> bytes:
@@ -61,7 +61,7 @@ def main() -> int:
 
 def cost(count: int) -> int:
     """Print the cost of each reward; returns 1 if values differ."""
-    made = pairs(count)
+    patches = pairs(count)
     columns = {
         "difflib": thesis,
         "patch_similarity": PatchSimilarity().compare,
@@ -69,20 +69,20 @@ def cost(count: int) -> int:
         "patch_edits": PatchEdits().compare,
     }
     spent = dict.fromkeys(columns, 0.0)
-    for first in range(0, len(made), BLOCK):
-        found = {}
+    for first in range(0, len(patches), BLOCK):
+        values = {}
         for name, compare in columns.items():
             started = time.process_time()
-            found[name] = [compare(oracle, patch) for oracle, patch in made[first : first + BLOCK]]
+            values[name] = [compare(oracle, patch) for oracle, patch in patches[first : first + BLOCK]]
             spent[name] += time.process_time() - started
-        if found["patch_similarity"] != found["difflib"]:
+        if values["patch_similarity"] != values["difflib"]:
             print(f"values differ between pairs {first} and {first + BLOCK}")
             return 1
-    sizes = sorted(len(patch) for _, patch in made)
-    print(f"{len(made)} pairs, median {sizes[len(sizes) // 2]} bytes, the longest {sizes[-1]}; values equal")
+    sizes = sorted(len(patch) for _, patch in patches)
+    print(f"{len(patches)} pairs, median {sizes[len(sizes) // 2]} bytes, the longest {sizes[-1]}; values equal")
     print(f"{'':20}{'ms a pair':>10}{'times faster than difflib':>28}")
     for name, seconds in spent.items():
-        print(f"{name:20}{1e3 * seconds / len(made):10.3f}{spent['difflib'] / seconds:28.1f}")
+        print(f"{name:20}{1e3 * seconds / len(patches):10.3f}{spent['difflib'] / seconds:28.1f}")
     return 0
 
 

@@ -29,14 +29,14 @@ def cpu_by_process() -> dict[str, float]:
             ticks[pid] = sum(map(int, fields[11:15]))
     self_pid = os.getpid()
     ended = os.times()
-    found = {"own": time.process_time(), "engine": 0.0, "learner": 0.0}
-    found["sandbox"] = ended.children_user + ended.children_system
+    seconds = {"own": time.process_time(), "engine": 0.0, "learner": 0.0}
+    seconds["sandbox"] = ended.children_user + ended.children_system
     below = [(pid, _kind(pid)) for pid in children.get(self_pid, ())]
     while below:
         pid, kind = below.pop()
-        found[kind] += ticks[pid] / _TICKS
+        seconds[kind] += ticks[pid] / _TICKS
         below += [(child, kind) for child in children.get(pid, ())]
-    return found
+    return seconds
 
 
 def _kind(pid: int) -> str:

@@ -81,9 +81,9 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     times = []
     for _ in range(3):
         began = time.perf_counter()
-        made = work()
+        result = work()
         times.append(time.perf_counter() - began)
-    return made, statistics.median(times)
+    return result, statistics.median(times)
 
 
 def memory(rows: tuple[Sample, ...]) -> float:

@@ -65,8 +65,8 @@ async def verdict(backend: SandboxBackend, task: Task, patch: bytes) -> dict[str
     """Grade `patch`: whether it resolves the instance, why not, and the seconds."""
     began = time.monotonic()
     async with backend.open(task) as box:
-        found = await grading.grade_patch(box, task, patch)
-    return {"resolved": not found.problem, "seconds": round(time.monotonic() - began, 1), "why": found.problem[:300]}
+        graded = await grading.grade_patch(box, task, patch)
+    return {"resolved": not graded.problem, "seconds": round(time.monotonic() - began, 1), "why": graded.problem[:300]}
 
 
 async def instances(arguments: argparse.Namespace, backend: SandboxBackend) -> None:
@@ -98,9 +98,9 @@ async def hold(task: Task, backend: SandboxBackend) -> dict[str, Any]:
     about: dict[str, Any] = {"id": task.id, "repository": task.repository}
     began = time.monotonic()
     try:
-        made = await build_environment(Specification.parse(task.environment))
+        environment = await build_environment(Specification.parse(task.environment))
         about["built"] = round(time.monotonic() - began, 1)
-        about["left_out"] = made.left_out
+        about["left_out"] = environment.left_out
         about["gold"] = await verdict(backend, task, task.reference)
         about["untouched"] = await verdict(backend, task, b"")
     except CodeRepairError as error:
@@ -118,9 +118,9 @@ async def predictions(arguments: argparse.Namespace, backend: SandboxBackend) ->
     ]
     requests = [Prediction(each["instance_id"], each["system"], encode_patch(each["model_patch"])) for each in pairs]
     verdicts = arguments.out.with_suffix(".graded.jsonl")
-    found = await grade_predictions(requests, holding, backend, verdicts, resume=True, jobs=1, say=print)
+    graded = await grade_predictions(requests, holding, backend, verdicts, resume=True, jobs=1, say=print)
     with arguments.out.open("w") as out:
-        for pair, each in zip(pairs, found, strict=True):
+        for pair, each in zip(pairs, graded, strict=True):
             name = each.instance_id
             about = {"id": name, "system": each.model_name_or_path, "repository": holding[name].repository}
             about |= {"published": pair["resolved"], "resolved": each.resolved, "seconds": each.seconds}
@@ -225,10 +225,10 @@ def table(arguments: argparse.Namespace) -> None:
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     seconds: dict[str, list[float]] = defaultdict(list)
     out: list[str] = []
-    found = [each for path in arguments.results for each in lines(path)]
-    if found and "environment" in found[0]:
-        return table_offline(found)
-    for about in found:
+    rows_read = [each for path in arguments.results for each in lines(path)]
+    if rows_read and "environment" in rows_read[0]:
+        return table_offline(rows_read)
+    for about in rows_read:
         row = rows[about["repository"]]
         if "published" in about:
             row["predictions"] += 1

@@ -130,7 +130,7 @@ def make(path: Path, episodes: int, turns: int, tokens: int) -> None:
         log.append("episode", id=name, task=task, seed=1, **about)
         for turn in shared_turns:
             log.append("turn", episode=name, turn=turn)
-        made = Episode(
+        episode = Episode(
             name,
             task,
             ending=Ending.DONE,
@@ -139,7 +139,7 @@ def make(path: Path, episodes: int, turns: int, tokens: int) -> None:
             scores=(Score("patch_edits", rng.random(), 0.5), Score("tests", float(rng.random() < 0.5), 0.5)),
             **about,  # type: ignore[arg-type]
         )
-        log.append("verdict", verdict=made)
+        log.append("verdict", verdict=episode)
     log.close()
 
 

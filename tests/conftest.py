@@ -21,7 +21,7 @@ settings.register_profile("everywhere", deadline=None)  # no time limit: the mac
 settings.load_profile("ci" if os.environ.get("CI") else "everywhere")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as `engines.tiny.model`, where a test has computed before it
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # `engines.tiny.model` sets it too late if a test has computed
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

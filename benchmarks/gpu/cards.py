@@ -50,8 +50,8 @@ def planned(size: str, base: str, memory: float, place: str, share: float, token
             "gpu": {"memory_gb": memory},
         }
     )
-    found = estimate_memory(config, make_learn_settings(config))
-    return found if isinstance(found, Estimate) else None
+    estimate = estimate_memory(config, make_learn_settings(config))
+    return estimate if isinstance(estimate, Estimate) else None
 
 
 def places(base: str) -> list[str]:
@@ -68,9 +68,9 @@ def smallest(size: str, base: str, memory: float, tokens: int) -> tuple[str, Est
     """The first placement that fits, and its estimate with the largest memory share for the engine."""
     for place in places(base):
         for share in SHARES:
-            found = planned(size, base, memory, place, share, tokens)
-            if found and not found.problem:
-                return place, found
+            estimate = planned(size, base, memory, place, share, tokens)
+            if estimate and not estimate.problem:
+                return place, estimate
     return "-", None
 
 
@@ -87,14 +87,14 @@ def too_large(size: str, base: str, memory: float, tokens: int) -> str:
 
 def each(size: str, base: str, memory: float, tokens: int) -> Iterator[str]:
     """Cells of a row for one size of GPU."""
-    place, found = smallest(size, base, memory, tokens)
+    place, estimate = smallest(size, base, memory, tokens)
     yield from (f"Qwen3-{size}", base, f"{memory:g} GB", place)
-    if found is None or found.server is None:
+    if estimate is None or estimate.server is None:
         yield from ("", "", "")
     else:
-        yield f"{found.server.memory.fixed / GB:.1f}"
-        yield f"{(found.learner.peak + RESERVE) / GB:.1f}"
-        yield f"{found.as_json()['longest_sequences_at_once']}"
+        yield f"{estimate.server.memory.fixed / GB:.1f}"
+        yield f"{(estimate.learner.peak + RESERVE) / GB:.1f}"
+        yield f"{estimate.as_json()['longest_sequences_at_once']}"
     yield too_large(size, base, memory, tokens) or ("" if place == "1" else "both at once")
 
 

@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 def list_steps(python: str, work: Path, *, toy: bool) -> list[Step]:
-    """List trees in bf16, and steps 3, 4, 6, 7 and 8 of the guide."""
+    """List the steps: trees in bf16, then steps 3, 4, 6, 7 and 8 of the guide."""
     crrl = str(Path(sys.executable).with_name("crrl"))
     gpu, sync = [sys.executable, str(BENCHMARKS / "gpu")], [sys.executable, str(BENCHMARKS / "sync.py")]
     vllm = f"engine.options.python={python}"
@@ -146,13 +146,13 @@ def main() -> None:
                 continue
             left = min(step.seconds, end - time.monotonic())
             if step.needs_vllm and not vllm:
-                found: dict[str, Any] = {"left_out": problem}
+                result: dict[str, Any] = {"left_out": problem}
             elif left < LEAST:
-                found = {"left_out": "no time is left"}
+                result = {"left_out": "no time is left"}
             else:
-                found = run(step, left)
-            failed |= found.get("exit", 0) != 0
-            line = json.dumps({"step": step.name, **about, "command": step.command, **found})
+                result = run(step, left)
+            failed |= result.get("exit", 0) != 0
+            line = json.dumps({"step": step.name, **about, "command": step.command, **result})
             print(line, flush=True)
             with options.out.open("a") as lines:
                 lines.write(f"{line}\n")

@@ -119,29 +119,29 @@ def planned(setting: Setting, samples: list[Sample]) -> float:
 def rows(count: int, longest: int, vocabulary: int) -> list[Sample]:
     """Rows of log-normal lengths, as episodes have them; the first is the longest."""
     draw = random.Random(0)
-    made = []
+    samples = []
     for number in range(count):
         n = longest if number == 0 else max(8, min(longest, round(longest / 3 * draw.lognormvariate(0, 0.7))))
         trained = tuple(i >= n // 2 for i in range(n))
         ids = tuple(draw.randrange(vocabulary) for _ in range(n))
         logprobs = tuple(-11.0 if on else 0.0 for on in trained)
         versions = tuple(0 if on else -1 for on in trained)
-        made.append(Sample(f"e{number}", ids, trained, logprobs, versions, draw.choice([-1.0, 1.0])))
-    return made
+        samples.append(Sample(f"e{number}", ids, trained, logprobs, versions, draw.choice([-1.0, 1.0])))
+    return samples
 
 
 def group(length: int, vocabulary: int, *, shared: bool) -> list[Sample]:
     """Rows of attempts at one task, each with its own last quarter, which is trained."""
     draw = random.Random(0)
     prompt = [draw.randrange(GROUP, vocabulary) for _ in range(3 * length // 4)]
-    made = []
+    samples = []
     for number in range(GROUP):
         completion = [draw.randrange(GROUP, vocabulary) for _ in range(length - len(prompt))]
         ids = (prompt[0] if shared else number, *prompt[1:], *completion)
         trained = tuple(at >= len(prompt) for at in range(length))
         logprobs, versions = tuple(-11.0 * on for on in trained), tuple(0 if on else -1 for on in trained)
-        made.append(Sample(f"g{number}", ids, trained, logprobs, versions, (-1.0) ** number))
-    return made
+        samples.append(Sample(f"g{number}", ids, trained, logprobs, versions, (-1.0) ** number))
+    return samples
 
 
 def flops(config: Qwen3Config, samples: list[Sample]) -> float:
@@ -192,12 +192,12 @@ def measured(
     derive: Callable[[str, Result], Result] = lambda name, result: {},
 ) -> dict[str, Result]:
     """`measure` each contestant, add what `derive` computes, and print it at once: a run may be cut short."""
-    found = {}
+    results = {}
     for name, build in contestants.items():
         result = measure(build, rounds)
-        found[name] = result | derive(name, result)
-        print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
-    return found
+        results[name] = result | derive(name, result)
+        print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
+    return results
 
 
 def free() -> None:
@@ -371,11 +371,11 @@ def sync(folder: Path, setting: Setting, work: Path) -> dict[str, Result]:
         "peft": lambda: peft(False),
         "peft, merged": lambda: peft(True),
     }
-    found = measured(contestants, setting.rounds)
-    for name, result in found.items():
+    results = measured(contestants, setting.rounds)
+    for name, result in results.items():
         if "failed" not in result:
             result["bytes"] = sum(file.stat().st_size for file in (work / name).rglob("*.safetensors"))
-    return found
+    return results
 
 
 def build_model(config: Qwen3Config, dtype: torch.dtype, folder: Path) -> Path:

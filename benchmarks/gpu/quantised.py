@@ -50,10 +50,10 @@ async def sampled(engine: EngineSpec, model: Path, vocabulary: int, work: Path) 
         return prompt + ids, logprobs
 
     try:
-        rows, found = zip(*await asyncio.gather(*(one(number) for number in range(16))), strict=True)
+        rows, logprobs_by_row = zip(*await asyncio.gather(*(one(number) for number in range(16))), strict=True)
     finally:
         await server.close()
-    return list(rows), list(found)
+    return list(rows), list(logprobs_by_row)
 
 
 def compared(form: str, source: Path, work: Path, options: argparse.Namespace) -> dict[str, Any]:

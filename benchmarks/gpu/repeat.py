@@ -28,13 +28,13 @@ def checksums(model: Path, work: Path, size: str, steps: int, precision: str) ->
     if size in SIZES:
         setting = setting._replace(learn=setting.learn.with_changes(precision=precision))
     trainer = Trainer(model, setting.learn)
-    found = []
+    digests = []
     for step in range(steps):
         trainer.step(rows(4, 96 if size == "toy" else 2048 + 128 * step, setting.config.vocab_size))
-        found.append(trainer.publish(work, "adapter")[2])
+        digests.append(trainer.publish(work, "adapter")[2])
     del trainer
     free()
-    return found
+    return digests
 
 
 def main() -> None:

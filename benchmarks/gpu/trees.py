@@ -71,13 +71,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         model = build_model(setting.config, torch.bfloat16, Path(name) / "model")
         exact = compute(model, size, rows, "fp32")
-        found = {
+        errors = {
             way: compare(compute(model, size, batches, "bf16"), exact)
             for way, batches in (("tree", [samples]), ("rows", rows))
         }
-    held = all(found["tree"][key] <= SLACK * value for key, value in found["rows"].items())
+    held = all(errors["tree"][key] <= SLACK * value for key, value in errors["rows"].items())
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    print(json.dumps({"device": device, "size": size, "length": length, **found, "held": held}))
+    print(json.dumps({"device": device, "size": size, "length": length, **errors, "held": held}))
     sys.exit(not held)
 
 

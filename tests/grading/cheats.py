@@ -1,8 +1,8 @@
 # ruff: noqa: E501 - scripts as text
 """Cheats against test runners: patches that make the tests pass without repairing the code.
 
-The tables have for each cheat its name and files. `SOURCE` in the text of one stands for the module that is broken;
-where it is not put first, the cheat acts when it is called.
+The tables have for each cheat its name and files. `SOURCE` in a text stands for the broken
+module; where it does not come first, the cheat acts when the module is called.
 """
 
 from __future__ import annotations

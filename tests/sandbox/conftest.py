@@ -80,8 +80,8 @@ def marker() -> str:
 def room_for_processes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Keep tests of sandlock apart from tests that may start a fork bomb, in all workers.
 
-    Sandboxes of sandlock share one user id, and with it one limit on processes; those of bwrap, counted apart, count
-    towards it, too. While a bomb lasts, the others cannot fork.
+    Sandboxes of sandlock share one user id, and with it one limit on processes. Processes in bwrap sandboxes have a
+    limit of their own, but also count towards this one. While a fork bomb runs, the others cannot fork.
     """
     test = request.node.nodeid
     bombs = any(word in test for word in ("exam", "redteam", "process_limits", "fork_bomb"))

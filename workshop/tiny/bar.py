@@ -74,15 +74,15 @@ def main() -> None:
     overrides = [*settings, *options.overrides]
     runs = {seed: finish_run([f"run.name={name}-{seed}", f"run.seed={seed}", *overrides]) for seed in options.seeds}
     control = None if options.short else control_run(options.seeds[0], overrides)
-    found = {f"seed {seed}": evaluations(path, path) for seed, path in runs.items()}
+    evaluated = {f"seed {seed}": evaluations(path, path) for seed, path in runs.items()}
     if len(runs) > 1:
-        found["pooled"] = pooled(list(found.values()))
+        evaluated["pooled"] = pooled(list(evaluated.values()))
     if control is not None:
-        found["more supervised training instead"] = evaluations(runs[options.seeds[0]], control)
-    checks = judge_short(found) if options.short else judge(found)
-    print(table(found), "", *(f"{'met   ' if v.met else 'MISSED'} {v.demand}: {v.found}" for v in checks), sep="\n")
+        evaluated["more supervised training instead"] = evaluations(runs[options.seeds[0]], control)
+    checks = judge_short(evaluated) if options.short else judge(evaluated)
+    print(table(evaluated), "", *(f"{'met   ' if v.met else 'MISSED'} {v.demand}: {v.found}" for v in checks), sep="\n")
     if options.json:
-        print(json.dumps(as_json(found, checks)))
+        print(json.dumps(as_json(evaluated, checks)))
     sys.exit(not all(check.met for check in checks))
 
 
@@ -130,16 +130,16 @@ def finish_run(overrides: Sequence[str]) -> Path:
 def evaluations(first: Path, second: Path) -> dict[str, Episodes]:
     """Episodes of every evaluation, also by quoting of issues: the first of the run `first`, the last of `second`."""
     config = configs.load_config(second)
-    found: dict[str, Episodes] = {}
+    episodes_by_name: dict[str, Episodes] = {}
     for name in config.eval.each:
         before = list(open_run(first).episodes(f"{name}-00000"))
         after = list(open_run(second).episodes(f"{name}-{config.run.steps:05d}"))
         title = {"eval": "sampled"}.get(name, name)
-        found[title] = before, after
+        episodes_by_name[title] = before, after
         for kind in sorted({get_quote_slice(episode.task_id) for episode in before} - {""}):
             early, late = ([e for e in side if get_quote_slice(e.task_id) == kind] for side in (before, after))
-            found[f"{title}, {kind}"] = early, late
-    return found
+            episodes_by_name[f"{title}, {kind}"] = early, late
+    return episodes_by_name
 
 
 def pooled(seeds: Sequence[Mapping[str, Episodes]]) -> dict[str, Episodes]:
@@ -150,17 +150,17 @@ def pooled(seeds: Sequence[Mapping[str, Episodes]]) -> dict[str, Episodes]:
     }
 
 
-def _pool(found: Mapping[str, Mapping[str, Episodes]]) -> Mapping[str, Episodes]:
-    return found.get("pooled") or next(iter(found.values()))
+def _pool(by_run: Mapping[str, Mapping[str, Episodes]]) -> Mapping[str, Episodes]:
+    return by_run.get("pooled") or next(iter(by_run.values()))
 
 
 def _changes(episodes: Episodes) -> dict[str, Interval]:
     return {name: pairs.change for name, pairs in pair_measures(*episodes).items()}
 
 
-def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
+def judge(by_run: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     """Check all demands. A single seed counts as the pool."""
-    pool = _pool(found)
+    pool = _pool(by_run)
     tasks = {episode.task_id for episode in pool["sampled"][0]}
     functions = set(cluster_episodes(pool["sampled"][0]).values())
     size = f"{len(tasks)} tasks over {len(functions)} functions"
@@ -168,7 +168,7 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     change = _changes(pool["sampled"])
     for name, least in BAR.items():
         checks.append(BarCheck(f"pooled {name} +{least:.2f}", change[name].value >= least, str(change[name])))
-    for seed, evaluated in found.items():
+    for seed, evaluated in by_run.items():
         if seed.startswith("seed"):
             seed_changes = _changes(evaluated["sampled"])
             for name in BAR:
@@ -186,12 +186,12 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     ]
 
 
-def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
+def judge_short(by_run: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     """Whether a few steps of all seeds together have improved the policy on held-out tasks at all.
 
     Tests either pass or not, so that their interval after 12 steps is wide: only its mean must be above zero.
     """
-    change = _changes(_pool(found)["sampled"])
+    change = _changes(_pool(by_run)["sampled"])
     lines, tests = (change[name] for name in BAR)
     return [
         BarCheck("pooled patch_lines above zero", lines.is_all_above(0), str(lines)),
@@ -199,10 +199,10 @@ def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     ]
 
 
-def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
+def table(by_run: Mapping[str, Mapping[str, Episodes]]) -> str:
     """Markdown: a row per run, evaluation and measure."""
     lines = ["| run | evaluation | measure | tasks | before | after | change [95 %] |", "|---|---|---|---|---|---|---|"]
-    for run, evaluated in found.items():
+    for run, evaluated in by_run.items():
         for evaluation, episodes in evaluated.items():
             for measure, pairs in pair_measures(*episodes).items():
                 if measure in SHOWN:
@@ -213,7 +213,7 @@ def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
     return "\n".join(lines)
 
 
-def as_json(found: Mapping[str, Mapping[str, Episodes]], checks: Sequence[BarCheck]) -> dict[str, Any]:
+def as_json(by_run: Mapping[str, Mapping[str, Episodes]], checks: Sequence[BarCheck]) -> dict[str, Any]:
     """Changes by run, evaluation and measure, and the checks."""
     return {
         "changes": {
@@ -221,7 +221,7 @@ def as_json(found: Mapping[str, Mapping[str, Episodes]], checks: Sequence[BarChe
                 evaluation: {measure: value._asdict() for measure, value in _changes(episodes).items()}
                 for evaluation, episodes in evaluated.items()
             }
-            for run, evaluated in found.items()
+            for run, evaluated in by_run.items()
         },
         "checks": [{"demand": v.demand, "met": v.met, "found": v.found} for v in checks],
         "met": all(check.met for check in checks),

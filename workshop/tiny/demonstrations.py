@@ -164,8 +164,8 @@ def _edits(exercise: Exercise, line: str) -> list[str]:
     """Results of all one-line mutations of `line` in the exercise's file."""
     source = exercise.files[exercise.path]
     number = next(n for n, text in enumerate(source.splitlines(), 1) if text.strip() == line)
-    made = [m for m in list_mutations(source) if m.line == number]
-    changed = [m.apply(source).splitlines()[number - 1].strip() for m in made]
+    mutations = [m for m in list_mutations(source) if m.line == number]
+    changed = [m.apply(source).splitlines()[number - 1].strip() for m in mutations]
     return [text for text in dict.fromkeys(changed) if text != line]
 
 

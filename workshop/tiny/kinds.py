@@ -106,13 +106,13 @@ def tasks(kind: str) -> list[Task]:
     if kind == "detect":
         return [_detect(mutant) for use in ("train", "test") for mutant in _of_families(use)]
     wanted = {mutant.key for mutant in load_mutants() if _use_of(mutant) != "shown"}
-    found: list[Task] = []
+    selected: list[Task] = []
     for split, number in (("train", 0), ("test", TEST)):
         options: dict[str, Any] = {"split": split, "n": number, "quoted": 1}
-        made = MutantSource(**options) if kind == "tools" else Repair(source="mutants", options=options)
-        own_ids = ((task, task.id.partition("/")[2]) for task in made)
-        found += (replace(task, id=f"{kind}/{key}", kind=kind) for task, key in own_ids if key[:-2] in wanted)
-    return found
+        source = MutantSource(**options) if kind == "tools" else Repair(source="mutants", options=options)
+        own_ids = ((task, task.id.partition("/")[2]) for task in source)
+        selected += (replace(task, id=f"{kind}/{key}", kind=kind) for task, key in own_ids if key[:-2] in wanted)
+    return selected
 
 
 def demonstrations(kind: str) -> Iterator[Example]:
@@ -150,20 +150,21 @@ def _demonstrate(kind: str, what: Mutant | Formula, rng: Random) -> list[Message
         written = (what if right else rng.choice(wrong)).function(function.name)
         block = Block("calc.py", (_mask(function),), tuple(written.source.splitlines()))
         return _make_conversation(_make_implement_prompt(what, function.name), _block(block))
-    made = make_exercise(what, rng, quoted=True)
-    if made is None:
+    exercise = make_exercise(what, rng, quoted=True)
+    if exercise is None:
         return []
     if rng.random() < DISGUISED:
-        made = disguise(made, rng)
+        exercise = disguise(exercise, rng)
     if kind == "tools":
-        return demonstrate(made, Habits(), rng)
+        return demonstrate(exercise, Habits(), rng)
     if kind == "repair":
         return _make_conversation(
-            f"{made.prompt.rstrip()}\n\n{made.path}\n```\n{made.files[made.path]}```\n", _edit(made, right, rng)
+            f"{exercise.prompt.rstrip()}\n\n{exercise.path}\n```\n{exercise.files[exercise.path]}```\n",
+            _edit(exercise, right, rng),
         )
     family = what.mutation.kind
     answer = family if right else rng.choice([other for other in FAMILIES if other != family])
-    return _make_conversation(_make_detect_prompt(made.broken_line, made.fixed_line), answer)
+    return _make_conversation(_make_detect_prompt(exercise.broken_line, exercise.fixed_line), answer)
 
 
 def make(folder: Path, of: Iterable[str] = KINDS) -> None:
@@ -254,20 +255,20 @@ def _block(block: Block) -> str:
     return "\n".join([block.path, "<< SEARCH", *block.search, "=====", *block.replace, ">> REPLACE"])
 
 
-def _edit(made: Exercise, right: bool, rng: Random) -> str:
+def _edit(exercise: Exercise, right: bool, rng: Random) -> str:
     """The repair as a block of one line; unless `right`, a wrong change, another line's change, or a misquotation."""
-    old, new = made.broken_line, made.fixed_line
+    old, new = exercise.broken_line, exercise.fixed_line
     if not right:
         wrong = rng.random()
         if wrong < 0.6:
-            new = slipped(made, rng)
+            new = slipped(exercise, rng)
         elif wrong < 0.9:
-            old, new = another_edit(made, rng)
-    lines = made.files[made.path].splitlines()
+            old, new = another_edit(exercise, rng)
+    lines = exercise.files[exercise.path].splitlines()
     indent = next(line[: len(line) - len(line.lstrip())] for line in lines if line.strip() == old)
-    if not right and old == made.broken_line and new == made.fixed_line:
+    if not right and old == exercise.broken_line and new == exercise.fixed_line:
         old = misquoted(old, rng)
-    return _block(Block(made.path, (indent + old,), (indent + new,)))
+    return _block(Block(exercise.path, (indent + old,), (indent + new,)))
 
 
 def main() -> None:

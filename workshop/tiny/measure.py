@@ -23,8 +23,8 @@ def held_out(split: str, count: int, *, quoted: bool, seed: int = 0) -> list[Exe
     rng = Random(f"{split}/{seed}")
     pool = [mutant for mutant in load_mutants() if mutant.split == split]
     rng.shuffle(pool)
-    made = (make_exercise(mutant, Random(f"{mutant.key}/{seed}"), quoted) for mutant in pool)
-    return [e for e in made if e is not None][:count]
+    exercises = (make_exercise(mutant, Random(f"{mutant.key}/{seed}"), quoted) for mutant in pool)
+    return [e for e in exercises if e is not None][:count]
 
 
 def measure(

@@ -37,9 +37,9 @@ class Teacher:
         self._exercises: dict[str, list[Exercise]] = {}
         for mutant in load_mutants():
             for quoted in (True, False):
-                made = make_exercise(mutant, Random(f"{mutant.key}/{seed}"), quoted)
-                if made is not None:
-                    self._exercises.setdefault(made.prompt, []).append(made)
+                exercise = make_exercise(mutant, Random(f"{mutant.key}/{seed}"), quoted)
+                if exercise is not None:
+                    self._exercises.setdefault(exercise.prompt, []).append(exercise)
 
     def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
         """The expert's next message in a conversation of an agent about one of the tasks, with the agent's `tools`.
@@ -51,9 +51,9 @@ class Teacher:
         if issue not in self._exercises:
             raise UsageError("this is no task of the source mutants with the teacher's seed")
         so_far = [_normalise(each) for each in messages if each.get("role") in ("assistant", "tool")]
-        for made in self._exercises[issue]:
+        for exercise in self._exercises[issue]:
             # seeded by the issue alone: tasks that share it agree until a file was read
-            shown = demonstrate(made, self.habits, Random(issue), tools)
+            shown = demonstrate(exercise, self.habits, Random(issue), tools)
             whole = [each for each in shown if each["role"] in ("assistant", "tool")]
             if len(so_far) < len(whole) and so_far == [_normalise(each) for each in whole[: len(so_far)]]:
                 return whole[len(so_far)]

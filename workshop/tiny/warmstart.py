@@ -96,15 +96,15 @@ def examples(name: str, model: Path, seed: int = 0) -> Iterator[Example]:
     lesson, codec, tokens = LESSONS[name], load_codec(model), digest_tokenizer(model)
     pool = [mutant for mutant in load_mutants() if mutant.split == "train"]
     rng = Random(f"{name}/{seed}")
-    made = 0
-    while made < lesson.examples:
+    count = 0
+    while count < lesson.examples:
         quoted = rng.random() < lesson.quoted
         task = make_exercise(rng.choice(pool), rng, quoted)
         if task is None:
             continue
         shown = disguise(task, rng) if rng.random() < lesson.disguised else task
-        yield as_example(f"{name}/{made}", task, demonstrate(shown, lesson.habits, rng), codec, tokens)
-        made += 1
+        yield as_example(f"{name}/{count}", task, demonstrate(shown, lesson.habits, rng), codec, tokens)
+        count += 1
 
 
 def as_example(name: str, task: Exercise, messages: Sequence[Message], codec: Codec, tokens: str) -> Example:

@@ -49,8 +49,8 @@ class Workspace:
                 return self.files[path].strip("\n").rstrip()
             case ["grep", "-n", text, path]:
                 lines = self.files.get(path, "").splitlines()
-                found = [f"{number}:{line}" for number, line in enumerate(lines, 1) if text in line]
-                return "\n".join(found) or TEXTS.no_match
+                matches = [f"{number}:{line}" for number, line in enumerate(lines, 1) if text in line]
+                return "\n".join(matches) or TEXTS.no_match
         return fill_template(TEXTS.failed, code=127)
 
     def view_file(self, path: str) -> str:

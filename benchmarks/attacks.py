@@ -50,7 +50,7 @@ def _tool_call_body(arguments: str) -> bytes:
 
 
 def _deep_body() -> bytes:
-    """A body of half a million numbers nested as deep as the parser allows."""
+    """A body of half a million numbers, nested as deep as the parser allows."""
     return _chat_body("a")[:-1] + b',"x":' + b"[" * 190 + b"0," * 500_000 + b"0" + b"]" * 190 + b"}"
 
 

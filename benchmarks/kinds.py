@@ -72,7 +72,7 @@ def toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def recipe(data: Path, of: Sequence[str]) -> Path:
+def write_config(data: Path, of: Sequence[str]) -> Path:
     """Write the config of a run of the kinds `of`, and its held-out tasks, to `data`, where the tasks are."""
     held_out, file = (data / f"{'-'.join(of)}.{what}" for what in ("test.jsonl", "toml"))
     write_jsonl([task for kind in of for task in JsonlSource(data / f"{kind}.jsonl", split="test")], held_out)
@@ -111,7 +111,7 @@ def measure(folder: Path, of: Sequence[str]) -> None:
             if not is_finished(run):
                 resume = ["--resume"] if run.log.exists() else []
                 where = (f"run.dir={folder}", f"run.name={run.path.name}", f"run.seed={seed}")
-                crrl("train", str(recipe(data, own)), f"model.path={warm}", *where, *resume)
+                crrl("train", str(write_config(data, own)), f"model.path={warm}", *where, *resume)
 
 
 def arms(of: Sequence[str]) -> dict[str, tuple[str, ...]]:

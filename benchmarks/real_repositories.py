@@ -204,7 +204,7 @@ def make_image(
     return layout.image(layers, row["instance_id"])
 
 
-# -- an agent's ways to the repair
+# -- searching images for the repair
 
 
 PROBE = """
@@ -220,7 +220,7 @@ echo repositories $(find / -xdev -name HEAD -path '*.git/HEAD' -not -path '/test
 """
 
 
-async def attack(backend: SandboxBackend, task: Task, mirror: str, row: Mapping[str, Any]) -> str:
+async def search_later_history(backend: SandboxBackend, task: Task, mirror: str, row: Mapping[str, Any]) -> str:
     """Search an image for later history as an agent could; all zeros mean that nothing was found."""
     later = subprocess.run(
         ["git", "rev-list", "--all", f"^{row['base_commit']}"], cwd=mirror, capture_output=True, text=True, check=True
@@ -284,7 +284,7 @@ def show(folder: Path, seconds: float) -> None:
 
 
 async def make_images(arguments: argparse.Namespace) -> None:
-    """Prepare the environments, make and prepare the images, and try an agent's ways to the repair in each."""
+    """Prepare the environments, make and prepare the images, and search each for the published repair."""
     arguments.work.mkdir(parents=True)
     arguments.work.chmod(0o755)
     wanted = (*NATIVE, *IMAGES)
@@ -324,7 +324,7 @@ async def make_images(arguments: argparse.Namespace) -> None:
     backend = sandbox.make_backend("bwrap", memory=4 << 30)
     for task in tasks.make_source("swe_bench", path=str(arguments.work / "images.jsonl"), **options):
         mirror = arguments.clone.format(repository=rows[task.id]["repo"])
-        print(f"attacks on {task.id}: {await attack(backend, task, mirror, rows[task.id])}")
+        print(f"attacks on {task.id}: {await search_later_history(backend, task, mirror, rows[task.id])}")
     backend.close()
 
 

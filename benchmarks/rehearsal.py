@@ -133,7 +133,7 @@ def write_rows(options: argparse.Namespace) -> dict[str, str]:
 
 
 def make_model(tokenizer_folder: Path, target: Path) -> None:
-    """Save a Qwen3 of 4 layers with random weights, and the tokenizer with the words that Qwen3 added to it."""
+    """Save a Qwen3 of 4 layers with random weights, and the tokenizer with the tokens that Qwen3 added."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -209,7 +209,7 @@ def write_study(options: argparse.Namespace, rows: dict[str, str], thesis: Optio
 
 
 def run_crrl(*words: str) -> tuple[str, float]:
-    """Run a command of `crrl`; returns its words and seconds."""
+    """Run a command of `crrl`; returns a short form of it and its seconds."""
     began = time.monotonic()
     print(f"\n$ crrl {' '.join(words)}", flush=True)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}

@@ -186,7 +186,7 @@ def measure(build: Callable[[], Contestant], rounds: int) -> Result:
     return result
 
 
-def measured(
+def measure_each(
     contestants: Mapping[str, Callable[[], Contestant]],
     rounds: int,
     derive: Callable[[str, Result], Result] = lambda name, result: {},
@@ -265,7 +265,7 @@ def steps(folder: Path, samples: list[Sample], setting: Setting, peak: float | N
             more["mfu"] = work / result["seconds"] / (peak * 1e12) if peak else None
         return more
 
-    return measured(contestants, setting.rounds, derive)
+    return measure_each(contestants, setting.rounds, derive)
 
 
 def groups(folder: Path, length: int, setting: Setting) -> dict[str, Result]:
@@ -276,7 +276,7 @@ def groups(folder: Path, length: int, setting: Setting) -> dict[str, Result]:
         "apart": lambda: of(setting.learn, shared=False),
         "shared": lambda: of(setting.learn, shared=True),
     }
-    return measured(
+    return measure_each(
         contestants,
         setting.rounds,
         lambda _, result: {"tokens_per_s": GROUP * length / result["seconds"]} if "seconds" in result else {},
@@ -338,7 +338,7 @@ def losses(folder: Path, longest: Sample, setting: Setting) -> dict[str, Result]
     }
     if DEVICE.type != "cuda" or importlib.util.find_spec("liger_kernel") is None:
         del contestants["fused"]
-    return measured(contestants, setting.rounds)
+    return measure_each(contestants, setting.rounds)
 
 
 def _policy(folder: Path, setting: Setting) -> Policy:
@@ -371,7 +371,7 @@ def sync(folder: Path, setting: Setting, work: Path) -> dict[str, Result]:
         "peft": lambda: peft(False),
         "peft, merged": lambda: peft(True),
     }
-    results = measured(contestants, setting.rounds)
+    results = measure_each(contestants, setting.rounds)
     for name, result in results.items():
         if "failed" not in result:
             result["bytes"] = sum(file.stat().st_size for file in (work / name).rglob("*.safetensors"))

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 - scripts as text
 """Cheats against test runners: patches that make the tests pass without repairing the code.
 
-The tables have for each cheat its name and files. `SOURCE` in a text stands for the broken
-module; where it does not come first, the cheat acts when the module is called.
+The tables have for each cheat its name and files. `SOURCE` in a text stands for the broken module; where it does not
+come first, the cheat acts when the module is called.
 """
 
 from __future__ import annotations

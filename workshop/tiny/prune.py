@@ -47,7 +47,7 @@ def prune(model: str, folder: Path, neurons: int) -> None:
 
 
 def _find_largest(gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor, neurons: int) -> Tensor:
-    """Sorted indices (neurons) of the neurons to keep."""
+    """Sorted indices, of shape (neurons,), of the neurons to keep."""
     size_F = gate_FD.float().norm(dim=1) * up_FD.float().norm(dim=1) * down_DF.float().norm(dim=0)
     kept: Tensor = size_F.topk(neurons).indices.sort().values
     return kept

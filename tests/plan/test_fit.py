@@ -119,7 +119,7 @@ def test_by_turns_a_gpu_holds_the_larger_turn_and_what_the_other_leaves(tmp_path
     assert found.server is not None and found.server.room is not None
     turns = found.server.room + 2e9, found.learner.peak + 2e9 + 2e9
     assert found.needs(0) == max(turns) < together.needs(0) == pytest.approx(sum(turns) - 4e9)
-    with pytest.raises(DoesNotFit, match="of engine and learner as well"):
+    with pytest.raises(DoesNotFit, match="and of engine and learner"):
         command.compute_needs(given)  # 0.92 of 24 GB and the learner's 2
     fits = (*BY_TURNS, "engine.options.args=['--gpu-memory-utilization','0.9']")
     plan = needs(tmp_path, *fits)

@@ -68,7 +68,7 @@ def test_codec_refuses_unknown_fields_and_other_shapes() -> None:
     with pytest.raises(ValueError, match="no field 'colour'"):
         codec.restore(Score, {"name": "x", "value": 1.0, "colour": "red"})
     for data in ([], "text", 5):
-        with pytest.raises(TypeError, match="Episode is a"):
+        with pytest.raises(TypeError, match="Episode must be an object"):
             codec.restore(Episode, data)
 
 

@@ -228,7 +228,7 @@ MISTAKES = {
     ),
     "a preset": ("defaults.eval.preset = 'gready'\njobs.eval.policy = 'x'", "no preset 'gready'"),
     "no kind": ("[jobs.tune]", "jobs.tune does not say its kind"),
-    "nobody's attempts": ("[jobs.eval]", "does not say whose attempts"),
+    "nobody's attempts": ("[jobs.eval]", "has no policy to attempt tasks with"),
     "a need": ("[jobs.eval]\npolicy = '{trian}'\n[jobs.train]", "needs 'trian', which is not a job"),
     "a need of all seeds": ("[jobs.eval]\npolicy = '{rl.train}'\n[arms.rl.train]", "needs 'rl.train'"),
     "a model elsewhere": ("[jobs.train]\npolicy = 'http://x/v1'", "cannot train a policy behind a URL"),

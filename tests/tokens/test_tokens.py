@@ -169,7 +169,7 @@ def test_half_a_character_in_arguments_is_replaced(tmp_path: Path, family: str) 
 def test_values_that_a_template_cannot_write_are_refused(tmp_path: Path) -> None:
     codec = tokens.load_codec(FAMILIES["Qwen3-Coder"].write(tmp_path))
     calls = [{"id": "a", "type": "function", "function": {"name": "shell", "arguments": "[1]"}}]
-    with pytest.raises(ValueError, match="of another type"):
+    with pytest.raises(ValueError, match="has a wrong type"):
         codec.render([*OPENING, {"role": "assistant", "content": "", "tool_calls": calls}], TOOLS)
 
 

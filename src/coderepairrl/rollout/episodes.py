@@ -44,7 +44,7 @@ def derive_seed(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSettings:
-    """How attempts of one kind of task, or of all, are made and scored.
+    """Settings for making and scoring attempts of one kind of task, or of all.
 
     `rewards` and `others` (another agent and sandbox, for evaluations) are by phase. `side_calls` defaults to the
     agent's.

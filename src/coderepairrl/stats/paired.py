@@ -94,7 +94,7 @@ def bootstrap(
 
 
 def _draw_clusters(clusters: int) -> Array:
-    """How often each cluster is drawn, ``(draws, clusters)``."""
+    """Number of draws of each cluster, ``(draws, clusters)``."""
     picked = np.random.default_rng(0).integers(0, clusters, (_DRAWS, clusters))
     picked += np.arange(_DRAWS)[:, None] * clusters
     return np.bincount(picked.ravel(), minlength=_DRAWS * clusters).reshape(_DRAWS, clusters).astype(float)

@@ -35,7 +35,7 @@ def _make_recorder():
     rewrite_test = getattr(rewrite, "_rewrite_test", None)
 
     def give_compared_code(fn, config):
-        """For a checks' file, return the code that tests are compared with."""
+        """Return the code of a checks' file, which tests are compared with."""
         results = []
         if sys.dont_write_bytecode:  # else pytest stores the code with the file's status, which is None below
             send("crrl", "rewrite", fn, config, results)

@@ -94,7 +94,9 @@ def test_classes_of_the_current_folder_are_found_by_the_installed_script(tmp_pat
     done = crrl("tasks", "list", "my_parts:Source", "split=test")
     assert (done.returncode, done.stderr) == (0, "") and "handmade/" in done.stdout
     done = crrl("tasks", "list", "my_part:Source")
-    assert done.returncode == 2 and "no module my_part" in done.stderr and "current folder" in done.stderr
+    assert (
+        done.returncode == 2 and "no module my_part" in done.stderr and "in the folder that contains it" in done.stderr
+    )
     done = crrl("tasks", "verify", "handmade", "--limit", "1", "--sandbox", "my_parts:Box")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "the sandbox my_parts:Box.open raised RuntimeError: not today" in done.stderr

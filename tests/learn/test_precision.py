@@ -103,9 +103,10 @@ def test_gradients_of_a_float32_head_are_those_of_float64(lora, confident):
         assert weight.grad is None
 
 
-@pytest.mark.real  # and it needs bitsandbytes
+@pytest.mark.real
 @pytest.mark.parametrize("lora", [None, Lora(rank=64)])
 def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_policy, tmp_path):
+    pytest.importorskip("bitsandbytes")
     settings = LearnSettings(algorithm="grpo", lr=1e-3, max_grad_norm=1e9, optimizer="adamw_8bit", lora=lora)
     small, exact = Trainer(miniature, settings), Trainer(miniature, settings.with_changes(optimizer="adamw"))
     rows = [replace(row, advantage=1.0) for row in on_policy(small, make_rows(LENGTHS))]

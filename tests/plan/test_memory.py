@@ -189,7 +189,8 @@ def test_attention_on_a_gpu_holds_more():
 @pytest.mark.real
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_quantised_weights_take_what_was_planned(precision, tmp_path):
-    """Codes and scales exactly. NF4 needs bitsandbytes: make test-all."""
+    """Codes and scales exactly."""
+    pytest.importorskip("bitsandbytes")
     settings = BASE.with_changes(precision=precision, lora=LORA, gradient_checkpointing=True, quantise="nf4")
     trainer = check_step_memory(tmp_path, settings, SMALL)
     planned = compute_learner_memory(read_shape(SMALL), settings, longest=1)
@@ -199,8 +200,9 @@ def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     assert weights == planned.weights + planned.adapters
 
 
-@pytest.mark.real  # and it needs bitsandbytes: make test-all
+@pytest.mark.real
 def test_moments_in_8_bits(tmp_path):
+    pytest.importorskip("bitsandbytes")
     raw = {**SMALL, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
     build_model(raw, LearnSettings()).save_pretrained(tmp_path)
     trainer = Trainer(tmp_path, LearnSettings(algorithm="grpo", optimizer="adamw_8bit"))

@@ -113,7 +113,7 @@ def test_failed_fetches_name_their_fix(mirror: tuple[str, list[str]], cache: Pat
     url, [first, _] = mirror
     cases: list[tuple[str, type[CodeRepairError], str, str]] = [
         (url, TaskError, "has no commit", "force push"),
-        ("http://127.0.0.1:9/a/b.git", SandboxFault, "Failed to connect|refused", "run it again"),
+        ("http://127.0.0.1:9/a/b.git", SandboxFault, "Failed to connect|refused", "run the command again"),
         ("file:///no/such/mirror", TaskError, "no such folder", "name"),
     ]
     for where, error, words, fix in cases:

@@ -334,8 +334,11 @@ REFUSED = [
     ),
     (
         "Llama 3.1, 3.2, 3.3",
-        """'{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}""",
-        """'[' + call.name + '(a=' + call.arguments.a | tojson + ')]""",
+        """{{- '{"name": "' + tool_call.name + '", ' }}
+            {{- '"parameters": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- "}" }}""",
+        """{{- '[' + tool_call.name + '(a=' + tool_call.arguments.a | tojson + ')]' }}""",
         {},
         r"writes a tool call as '\[look_up\(a=\"1\"\)\]', an unknown format",
         ["hermes"],

@@ -124,6 +124,6 @@ async def test_file_names_are_read_as_git_reads_them(header: str, repository: Re
 async def test_the_reward_build_reads_files_with_pythons_own_modules(repository: Repository) -> None:
     task = make_task(repository, "-m")
     broken = make_cheat(repository, {"json.py": b"", "data.json": b"{,,}\n"})
-    for patch, value, note in ((broken, 0.0, "data.json cannot be read"), (task.reference, 1.0, "")):
+    for patch, value, note in ((broken, 0.0, "data.json cannot be parsed"), (task.reference, 1.0, "")):
         [found] = await score_episode(make_rewards("build"), task, make_patched_episode(task, patch), bwrap())
         assert found.value == value and found.note.startswith(note)

@@ -25,9 +25,8 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # `engines.tiny.model` sets it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # in background jobs of shells; child processes would ignore Ctrl-C, too
+# ignored in background jobs of shells; child processes would ignore Ctrl-C, too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -303,9 +303,8 @@ async def play(
 
     def reply(ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
         nonlocal answered
-        if script[0].calls and "<tools>" not in codec.decode(
-            ids
-        ):  # a request beside the repair: the script does not advance
+        # a request beside the repair does not advance the script
+        if script[0].calls and "<tools>" not in codec.decode(ids):
             side.append(answered + len(side))
             return encode_reply(codec, Reply("Repair of add"))
         answered += 1

@@ -44,7 +44,7 @@ class Habits:
     give_up: float = 0.08
     """Submits without a change."""
     unchanged: float = 0.0
-    """First replaces the broken line by itself, and is told so; with this probability also a second time. The mistake
+    """First replaces the broken line by itself; with this probability also a second time. The mistake
     is not trained on (`row`): a policy makes it anyway, and must learn how to continue after it."""
     resign: float = 0.5
     """Gives up after that."""

@@ -155,8 +155,8 @@ def test_one_system_run_twice_is_no_difference_and_three_times_is_three_attempts
 def test_a_difference_is_claimed_by_interval_and_test_together(tmp_path: Path) -> None:
     worse, better = write_outcomes(tmp_path / "a.jsonl", [0] * 40), write_outcomes(tmp_path / "b.jsonl", [1, 0] * 20)
     found = compare_as_json(worse, better)
-    assert found["verdicts"][0].startswith("b is above a: b - a = +50.0 points [")
-    assert compare_as_json(better, worse)["verdicts"][0].startswith("a is below b: a - b = -50.0 points [")
+    assert found["verdicts"][0].startswith("b is above a on resolved: +50.0 points [")
+    assert compare_as_json(better, worse)["verdicts"][0].startswith("a is below b on resolved: -50.0 points [")
     [pair] = found["comparisons"]
     assert pair["claimed"] and pair["unit"] == "repositories" and pair["clusters"] == 10
     assert pair["mcnemar"]["only_after"] == 20
@@ -454,7 +454,7 @@ def test_any_score_is_a_metric(tmp_path: Path) -> None:
         for name, c in (("a", -1.0), ("b", 1.0))
     ]  # fmt: skip
     found = compare_as_json(*sides, "--metric", "cost")
-    assert found["verdicts"][0].startswith("b is above a: b - a = +") and "points" not in found["verdicts"][0]
+    assert found["verdicts"][0].startswith("b is above a on cost: +") and "points" not in found["verdicts"][0]
     assert not found["comparisons"][0]["share"]
     with pytest.raises(UsageError, match="no checks were run"):
         read_outcomes(str(sides[0]))
@@ -559,7 +559,7 @@ def test_a_difference_is_claimed_or_has_the_smallest_that_could_be_shown(tmp_pat
     assert rl.change == expected and rl.claimed and not other.claimed
     assert rl.adjusted == pytest.approx(2 * expected.p), "Holm, of two"
     text = describe_answer(runs)
-    assert text.startswith("RQ2: Are more bugs repaired? rl is above base: rl - base = +62.5 points [")
+    assert text.startswith("RQ2: Are more bugs repaired? rl is above base on resolved: +62.5 points [")
     assert "3 seeds x 24 tasks. Too small to tell: other - base" in text
     assert "the smallest difference that 3 seeds x 24 tasks could have shown is" in text
 

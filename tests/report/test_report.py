@@ -125,7 +125,7 @@ def test_the_verdict_comes_first_then_the_table_then_a_chart_for_each_score(run:
     change = found.comparisons[0].changes["tests"]
     text = read_page([run]).text
     claimed = (change.change.is_all_above(0) or change.change.is_all_below(0)) and change.p <= 0.05
-    verdict = "(step 6); step 6 is above step 0: " if claimed else "(step 6); No difference can be claimed"
+    verdict = "(step 6); step 6 is above step 0 on tests: " if claimed else "(step 6); No difference can be claimed"
     places = [text.index(part) for part in (verdict, "Held-out tasks, before and after", "What is learned")]
     assert places == sorted(places) and f"{100 * change.change.value:+.1f} points" in text
     titles = [panel.title for panel in make_outcome_panels([found])]

@@ -226,7 +226,7 @@ def test_the_published_numbers_show_no_difference_in_repairs(tmp_path: Path) -> 
     by_step = {0: evaluate(0, 186, range(36)), 460: evaluate(460, 388, range(20, 51))}
     text, findings = answer_rq2(replace(run, report=replace(run.report, evaluated={"eval": by_step})))
     operates, repairs = text.split("Tier 2, repairs: ")
-    assert operates.startswith("Tier 1, operates: step 460 is above step 0: step 460 - step 0 = +40.4 points")
+    assert operates.startswith("Tier 1, operates: step 460 is above step 0 on completed: +40.4 points")
     assert repairs.startswith("No difference can be claimed: step 460 - step 0 = -1.0 points")
     assert "the smallest difference that 500 tasks could have shown is" in repairs
     base = next(each.interval for each in findings if each.quantity == "resolved, step 0")

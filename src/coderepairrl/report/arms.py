@@ -230,7 +230,8 @@ def _describe_answer(answer: ArmAnswer, planned_seeds: int) -> str:
 
 def _describe_contrast(answer: ArmAnswer, contrast: Contrast, planned_seeds: int) -> str:
     question, change, arm = answer.question, contrast.change, contrast.arm
-    difference = f"{arm} - {question.arms[0]} = {format_change(change.interval, answer.share)} on {question.metric}"
+    gain = format_change(change.interval, answer.share)
+    difference = f"{arm} - {question.arms[0]} = {gain} on {question.metric}"
     sample = f"{format_count(change.seeds, 'seed')} x {format_count(change.tasks, 'task')}"
     sample += f" (of {planned_seeds} seeds)" if change.seeds < planned_seeds else ""
     if contrast.adjusted is None:
@@ -241,7 +242,7 @@ def _describe_contrast(answer: ArmAnswer, contrast: Contrast, planned_seeds: int
         corrected = f", corrected for {arms} arms" if arms > 1 else ""
         better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
         p = f"{format_p_equation(contrast.adjusted)}{corrected}"
-        claim = f"{arm} is {side} {question.arms[0]}: {difference}{better}, {p}, {sample}."
+        claim = f"{arm} is {side} {question.arms[0]} on {question.metric}: {gain}{better}, {p}, {sample}."
     else:
         smallest = format_smallest_difference(change.smallest, answer.share) if change.smallest else ""
         could = describe_smallest(smallest, sample)

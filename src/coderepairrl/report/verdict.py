@@ -176,11 +176,12 @@ def _describe_paired(pair: Comparison) -> str:
 
 
 def _describe_difference(pair: Comparison) -> str:
-    gap = f"{pair.after} - {pair.before} = {format_change(pair.change, pair.share)} on {pair.metric}"
+    change = format_change(pair.change, pair.share)
     if pair.claimed:
         side = "above" if pair.change.value > 0 else "below"
         p = f"{format_p_equation(pair.adjusted)}{_format_correction(pair)}"
-        return f"{pair.after} is {side} {pair.before}: {gap}, {p}."
+        return f"{pair.after} is {side} {pair.before} on {pair.metric}: {change}, {p}."
+    gap = f"{pair.after} - {pair.before} = {change} on {pair.metric}"
     if pair.change.low is None:
         clusters = format_count(pair.clusters, "cluster")
         return f"Nothing can be claimed: {gap}; {clusters} of tasks is too few for an interval."

@@ -341,10 +341,10 @@ class RepositoryView:
         """Paths that differ from HEAD, without submodules."""
         root = self.repository.root
         if root is not None:
-            walk = os.walk(root)
-            _check_regular_files(
-                root, [Path(at, name) for at, _, names in walk for name in _TREE_SETTINGS.intersection(names)]
-            )
+            top = root / within
+            above = [folder / name for folder in top.parents if folder.is_relative_to(root) for name in _TREE_SETTINGS]
+            below = [Path(at, name) for at, _, names in os.walk(top) for name in _TREE_SETTINGS.intersection(names)]
+            _check_regular_files(root, [*above, *below])
         which = "normal" if untracked else "no"
         args = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
         rows = self._run_git(*args, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")

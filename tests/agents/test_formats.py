@@ -316,7 +316,7 @@ async def test_one_reply_one_edit_and_a_reply_that_cannot_be_read_is_counted(tmp
 
 
 def test_a_hostile_reply_takes_no_time() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     names = " ".join(f"a{n}.b" for n in range(50))  # each was compared with each path
     headed = f"{names}\n```\nx\n```\n" * 200
     opened = "~~~\n" + "```\n~~~~\n" * 4_999
@@ -332,4 +332,4 @@ def test_a_hostile_reply_takes_no_time() -> None:
     replace_functions_by_block(
         "def f():\n    pass\n" * 500 + "def g():\n    pass\n", ["def g():\n    return 1\n" * 500]
     )
-    assert time.monotonic() - began < 4
+    assert time.process_time() - began < 4

@@ -14,11 +14,6 @@ help:  ## this list
 hello: .venv/.base  ## real reinforcement learning on this machine: the main job, nothing else needed
 	$(BIN)/crrl hello
 
-# what a benchmark calls must exist; how it types its own values is free
-LOOSE = --explicit-package-bases --ignore-missing-imports --implicit-reexport --allow-untyped-calls \
-	--no-warn-return-any --no-warn-unused-ignores \
-	$(addprefix --disable-error-code=,arg-type assignment dict-item list-item operator union-attr var-annotated)
-
 test: .venv/.dev  ## ruff, mypy and the default tests: minutes
 	$(MAKE) --no-print-directory -j2 lint suite
 
@@ -29,7 +24,6 @@ lint: .venv/.dev  ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks examples workshop
 	$(BIN)/ruff format --check src tests benchmarks examples workshop
 	$(BIN)/mypy
-	$(BIN)/mypy $(LOOSE) benchmarks
 
 suite: .venv/.dev
 	$(PYTEST) -m "quick or spine"

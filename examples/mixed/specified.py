@@ -1,4 +1,4 @@
-"""Functions whose docstrings say what they do, to be written again."""
+"""Functions to write from their docstrings."""
 
 
 def runs(values: list[int]) -> list[tuple[int, int]]:

@@ -12,4 +12,4 @@ class Brief(Reward):
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode."""
         said = sum(len(turn.output) for turn in episode.turns)
-        return Score(self.name, 1 - said / (64 * max(1, len(episode.turns))))  # it may end before the first reply
+        return Score(self.name, 1 - said / (64 * max(1, len(episode.turns))))  # some end before the first reply

@@ -1,4 +1,4 @@
-"""A reward that knows nothing: the control of a study (spurious rewards, arXiv 2506.10947)."""
+"""A random reward: the control of a study (spurious rewards, arXiv 2506.10947)."""
 
 from random import Random
 

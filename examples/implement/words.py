@@ -80,7 +80,7 @@ def mirrored(text):
 
 
 def shifted(text, by):
-    """Return the text with each small letter moved some places on in the alphabet.
+    """Return the text with each small letter moved `by` places on in the alphabet.
 
     Args:
         text: any text; other letters stay.

@@ -1,7 +1,7 @@
 """Errors, named by the boundary where they arise.
 
-A `Fault` is the infrastructure's: it voids an episode, which is retried and counted, never a zero reward. Other errors
-are the user's input or the machine, and end the command with their exit code.
+A `Fault` is an infrastructure failure: its episode is void, retried and counted, never a zero reward. Other errors
+lie in the user's input or the machine, and end the command with their exit code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ExitCode(IntEnum):
 class CodeRepairError(Exception):
     """Base of all errors raised on purpose.
 
-    `fix` is one sentence on what to do, printed below the message. Logins in URLs are removed, since both are recorded.
+    `fix` is one sentence on what to do, printed below the message. Logins in URLs are removed: errors are recorded.
     """
 
     exit_code: ExitCode = ExitCode.RUN_FAILED

@@ -69,7 +69,7 @@ class VersionRange:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings for sampling tokens. The run's override a client's.
+    """Settings for sampling tokens. The run's settings override a client's.
 
     `stop_ids` end a turn in the engine, `stop` strings in the gateway. Training needs plain temperature sampling:
     otherwise recorded logprobs would not be the trained policy's.
@@ -102,7 +102,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Abilities of an engine with its options, known before it starts.
+    """Abilities of an engine, given its options; known before it starts.
 
     >>> Capabilities(adapter_rank=8).uses_gpus
     False
@@ -117,7 +117,7 @@ class Capabilities:
     uses_gpus: bool = False
     """Whether it starts GPU processes; others use the CPU, or run already."""
     is_exclusive: bool = False
-    """Whether two at once would conflict: same GPUs, or each other's weights."""
+    """Whether two such engines at once would conflict: over GPUs, or weights."""
     context: int | None = None
     """Longest sequence in tokens by its options; None: the model's."""
 
@@ -152,8 +152,8 @@ class Finish(StrEnum):
 
 
 SideCalls = Literal["mask", "tools", "train"]
-"""Side calls of an agent (titles, summaries, sub-agents) to train: ``mask`` none, ``tools`` those offered tools,
-``train`` all.
+"""Side calls of an agent (titles, summaries, sub-agents) to train: none (``mask``), those with tools
+(``tools``), all (``train``).
 """
 
 
@@ -313,8 +313,8 @@ class Ending(StrEnum):
     CRASH = "crash"
     """The agent broke after a reply, perhaps through the policy: the workspace is scored as it is, and flagged."""
     VOID = "void"
-    """Infrastructure fault, or an agent that broke before any reply: outside the baseline, retried, counted, never a
-    zero.
+    """Infrastructure fault, or an agent that broke before any reply: retried, counted, not in the baseline, never a
+    zero reward.
     """
 
 
@@ -345,7 +345,7 @@ def total(scores: Sequence[Score]) -> float:
 class Episode:
     """Attempt at a task.
 
-    `phase` is ``train`` or an evaluation's name; `step` the optimiser step that it was begun for (another may consume
+    `phase` is ``train`` or an evaluation's name; `step` the optimiser step that it started for (another may train on
     it). `patch` is ``git diff`` against the task's commit, `timings` seconds per activity
     (``generate``, ``tools``, ``sandbox``, ``diff``, ``reward``, ``total``).
 
@@ -563,9 +563,9 @@ class SandboxInfo:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Limits of a sandbox: bytes of ``memory``, ``file_bytes`` of one file, ``disk_bytes``, ..."""
     limits_kept: str = "by means of its own"
-    """Enforcement of the limits, in words."""
+    """How the limits are enforced, for display."""
     workspaces: str = "by means of its own"
-    """Opening of workspaces, in words."""
+    """How workspaces are opened, for display."""
     slowdown: float = 3.0
     """Longest time of a short command, as a multiple of the host's."""
 

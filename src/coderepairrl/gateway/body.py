@@ -48,11 +48,12 @@ def _repair_json(raw: bytes) -> bytes | None:
         text = json.dumps(json.loads(raw.decode(errors="replace")), ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
+    # through UTF-16, since UTF-8 with errors="replace" would write "?" for U+FFFD
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def explain_invalid_body(error: ValidationError) -> ApiError:
-    """Convert pydantic's most deeply nested error."""
+    """Convert pydantic's most deeply nested error to an `ApiError` (400)."""
     # among a union's errors, the deepest belongs to the best-fitting type
     deepest = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
     if deepest["type"] == "json_invalid":
@@ -80,11 +81,6 @@ _PROBLEMS = {  # by pydantic's error type
     "too_short": "must have at least {min_length} items",
     "string_too_short": "must have at least {min_length} characters",
 }
-
-
-def unsupported_error(param: str, message: str) -> ApiError:
-    """Return a 400 for a provider-only feature."""
-    return ApiError(400, "unsupported_value", message, param=param)
 
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
@@ -250,7 +246,7 @@ class ContentReader:
         self._read_special = read_special
 
     def read_text(self, content: object, between: str = "") -> str:
-        """Join `content` (a string, parts, or other JSON); placeholders get their own line."""
+        """Join `content` (a string, parts, or other JSON) with `between`, or put placeholders on their own lines."""
         if isinstance(content, str):
             return content
         written, after_placeholder = "", False

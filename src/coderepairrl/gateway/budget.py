@@ -87,7 +87,7 @@ class EpisodeBudget:
         self.limit = self.limit or limit
 
     def record_context(self, context: int) -> None:
-        """Record a context beyond the limit, known only after a remote's reply."""
+        """Record the token limit if `context`, known for a remote only after its reply, exceeds it."""
         if context > self.tokens:
             self.record_limit(self._token_limit)
 

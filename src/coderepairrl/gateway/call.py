@@ -44,7 +44,7 @@ FindCall = Callable[[str], "tuple[Request, Call, Completion] | None"]
 
 
 class Call:
-    """A generation and its followers (connections), aborted when the last one leaves early.
+    """A generation and its followers (connections), aborted when the last follower leaves early.
 
     `prompt` and `cached` count prompt tokens as soon as they are known.
     """

@@ -19,10 +19,9 @@ from coderepairrl.gateway.body import (
     explain_invalid_body,
     parse_body,
     read_stop_strings,
-    unsupported_error,
 )
 from coderepairrl.gateway.call import Completion
-from coderepairrl.gateway.request import Request
+from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.tokens import FunctionCall
 from coderepairrl.types import Finish
 
@@ -125,7 +124,8 @@ def parse(raw: bytes) -> Request:
     """See `Dialect.parse`."""
     body = parse_body(_Body, raw)
     if body.n not in (None, 1):
-        raise unsupported_error("n", "only one choice per request is supported; send the request again")
+        message = "only one choice per request is supported; send the request again"
+        raise ApiError(400, "unsupported_value", message, param="n")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     tools, hosted = _read_chat_tools(body)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]

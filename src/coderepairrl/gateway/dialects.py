@@ -39,7 +39,7 @@ async def _send_json(request: web.Request, dialect: Dialect, parsed: Request, ca
     try:
         body = json.dumps(dialect.writer(parsed, call).build_response(await call.result())).encode()
     except ApiError:
-        if response.prepared and request.transport is not None:  # status 200 was sent: only an aborted reply can tell
+        if response.prepared and request.transport is not None:  # status 200 was sent: break the connection
             request.transport.abort()
             return response
         raise
@@ -102,7 +102,7 @@ async def format_errors(
         if request.transport is not None:
             request.transport.abort()
         return web.Response(status=499)  # logged by aiohttp, received by no client
-    except TimeoutError:
+    except TimeoutError:  # aiohttp answers 504
         raise
     except Exception:
         log.exception("%s %s", request.method, printable(request.path))

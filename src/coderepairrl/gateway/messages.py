@@ -254,7 +254,7 @@ def _read_tool_reference(part: Mapping[str, Any], deferred: Mapping[str, Any]) -
 
 
 def _append_messages(messages: list[Message], message: _Message, reader: ContentReader) -> None:
-    # append `message`, split at the tool results among its blocks, each of which becomes a message
+    # append `message`; each tool result among its blocks becomes a message of its own
     blocks = message.content if isinstance(message.content, list) else [message.content]
     if message.role == "assistant":
         reader.message_index = len(messages)

@@ -40,7 +40,7 @@ MAX_PAUSE = 60.0
 """Seconds: a longer ``Retry-After`` ends the attempts."""
 CONNECT_SECONDS = 30.0
 _MIN_KEY = 8
-"""Shortest key that is removed from all answers."""
+"""Shortest key that is removed from all answers: text may contain shorter ones by chance."""
 CUT = ("length", "model_length", "max_tokens", "model_context_window_exceeded")
 """Finish reasons of replies that a limit ended."""
 BROKEN = ("error", "abort", "network_error", "insufficient_system_resource")
@@ -324,7 +324,9 @@ class RelayedReply:
         """Reported token counts, else estimates from text lengths."""
         used = self._received.usage
         if used is None:
-            prompt, sampled = (len(json.dumps(text)) // BYTES_PER_TOKEN for text in (self._body, str(self.close()[0])))
+            reply, _ = self.close()
+            prompt = len(json.dumps(self._body)) // BYTES_PER_TOKEN
+            sampled = len(json.dumps(str(reply))) // BYTES_PER_TOKEN
             return Usage(prompt, 0, sampled, 0, prompt + sampled)
         cached = used.prompt_tokens_details.cached_tokens if used.prompt_tokens_details else 0
         thoughts = used.completion_tokens_details.reasoning_tokens if used.completion_tokens_details else 0

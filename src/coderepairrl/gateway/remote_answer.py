@@ -76,7 +76,8 @@ class _Usage(LenientModel):
 
     def counts(self) -> dict[str, int]:
         prompt, sampled = self.prompt_tokens or 0, self.completion_tokens
-        sampled = (self.total_tokens or prompt) - prompt if sampled is None else sampled
+        if sampled is None:
+            sampled = (self.total_tokens or prompt) - prompt
         return {"prompt_tokens": prompt, "completion_tokens": sampled}
 
 

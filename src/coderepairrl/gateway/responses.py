@@ -24,7 +24,6 @@ from coderepairrl.gateway.body import (
     build_crrl_fields,
     convert_response_format,
     parse_body,
-    unsupported_error,
 )
 from coderepairrl.gateway.call import Call, Completion, FindCall
 from coderepairrl.gateway.items import VENDOR_TOOLS, format_shell_result, join_namespace, read_items
@@ -81,7 +80,7 @@ def parse(raw: bytes) -> Request:
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:
         if fields.get(field):
-            raise unsupported_error(field, "only responses are stored here")
+            raise ApiError(400, "unsupported_value", "only responses are stored here", param=field)
     tools, names, hosted = _read_response_tools(body.tools or ())
     settings = {name: fields[name] for name in CLIENT_SETTINGS if fields.get(name) not in (None, DEFAULTS.get(name))}
     if body.text and (response_format := body.text.format) and response_format.get("type") != "text":

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 ChooseSession = Callable[[Mapping[str, Any], bool], Session]
 """Chooses the session of a request without a key, given its body and whether it is marked as a retry."""
 _UNLIMITED = Limits(tokens=1 << 30)
-_KEY = re.compile("[0-9a-f]{32}")
+_KEY = re.compile("[0-9a-f]{32}")  # as `Gateway.open` makes it
 _LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
@@ -212,7 +212,7 @@ class Gateway:
             and "key" not in request.match_info
             and not any(_KEY.fullmatch(key) for key in keys)
             and "Origin" not in request.headers
-            and _LOCAL.fullmatch(request.host) is not None  # the host name of a web page may resolve to this address
+            and _LOCAL.fullmatch(request.host) is not None  # against DNS rebinding by web pages
             and isinstance(peer, tuple)
             and ipaddress.ip_address(peer[0]).is_loopback
         )

@@ -1,4 +1,4 @@
-"""A session's turns as a tree, and which turn a conversation continues, by ids or text."""
+"""A session's turns as a tree, which finds the turn that a conversation continues, by ids or text."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class TurnTree(Tree):
         """
         keys = await self._processor.keys(self._prefix_keys, messages, tools)
         base, seen = self._find_longest_match(keys, messages)
-        before = [] if base is None else self.sequence(base)
+        before = [] if base is None else sequence_list(self.turns, base)
         prompt = None
         with suppress(ValueError):  # a part may be invalid on its own; the whole is rendered below
             prompt = await self._splice_prompt(messages, tools, base, seen, before)
@@ -232,10 +232,6 @@ class TurnTree(Tree):
     def prompt_tokens(self, placement: Placement) -> int:
         """Exact number of prompt tokens."""
         return len(placement.prompt)
-
-    def sequence(self, index: int) -> list[int]:
-        """All ids in context after turn `index`."""
-        return sequence_list(self.turns, index)
 
     async def _splice_prompt(
         self,
@@ -286,7 +282,7 @@ class TurnTree(Tree):
 
     async def _reply_ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
         # return the latest turn used (`last` or later), and the ids of reply `at`: recorded, else tokenized
-        await asyncio.sleep(0)  # lets other sessions run: there may be thousands
+        await asyncio.sleep(0)  # there may be thousands of replies: let other sessions run
         index = await self._find_recorded_reply(messages[at], last)
         if index is None:
             calls = sum(len(each.get("tool_calls") or ()) for each in messages[:at])
@@ -299,7 +295,7 @@ class TurnTree(Tree):
         """Find the longest recorded prefix: the turn ending with it, else a fork; its numbers of ids and messages."""
         for turn in self.turns[len(self._ends) :]:
             after = None if turn.base is None else self._ends[turn.base]
-            ids = self.sequence(turn.index) if after is None else (*turn.given.ids, *turn.output.ids)
+            ids = sequence_list(self.turns, turn.index) if after is None else (*turn.given.ids, *turn.output.ids)
             self._ends.append(self._trie.add(ids, turn.index, after))
         # `owner` is a turn with that prefix, `end` the turn that ends with it, if any
         length, owner, end = self._trie.longest(prompt)

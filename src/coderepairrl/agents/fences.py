@@ -15,12 +15,14 @@ from typing import Literal, NamedTuple, get_args
 from coderepairrl.agents import patching
 from coderepairrl.agents.patching import Text, find_whole_lines
 from coderepairrl.printable import fence_code
+from coderepairrl.tokens.trie import count_common_prefix
 
 Format = Literal["blocks", "whole", "function"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_OPEN = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`\n]*)")
-_WORD = re.compile(r"[\w./@+-]*\w")
+_OPEN = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`\n]*)")  # indentation, fence, info string
+_WORD = re.compile(r"[\w./@+-]*\w")  # without punctuation after it
+# a path with an extension: in the format `whole`, a line of only this names a new file
 _PATH = re.compile(r"(?:[\w@+-][\w.@+-]*/)*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}")
 _NAME_CHARS = 250
 """Characters of a line that are searched for a file name."""
@@ -181,10 +183,8 @@ def express_as_edit(path: str, before: str, after: str) -> dict[str, str]:
     {'file_path': 'a.py', 'old_content': 'y = 1\\n', 'new_content': 'y = 2\\n'}
     """
     old, new = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in (before, after))
-    shortest = min(len(old), len(new))
-    same_start = next((at for at in range(shortest) if old[at] != new[at]), shortest)
-    rest = shortest - same_start
-    same_end = next((at for at in range(rest) if old[-1 - at] != new[-1 - at]), rest)
+    same_start = count_common_prefix(old, new)
+    same_end = count_common_prefix(old[same_start:][::-1], new[same_start:][::-1])
     context_lines = 0
     while True:
         start, end = max(0, same_start - context_lines), max(0, same_end - context_lines)  # lines left out
@@ -308,7 +308,7 @@ def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
         try:
             if not candidate[0][:1].isspace():
                 return ast.parse(text), candidate
-            [wrapper] = ast.parse(f"if 1:\n{text}").body
+            [wrapper] = ast.parse(f"if 1:\n{text}").body  # indented code needs a statement above it
         except SyntaxError as error:
             problem = problem or str(error.msg)
             continue
@@ -472,7 +472,7 @@ def _find_missing_imports(file: ast.Module, block: ast.Module, used: set[str]) -
     leading_imports = list(takewhile(lambda node: isinstance(node, _Import), body))
     first = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", []))]) if body else 1
     last = first
-    if leading_imports:  # below all statements on the line of the last one
+    if leading_imports:  # below the last import, and statements on the same line
         bottom = leading_imports[-1].end_lineno or leading_imports[-1].lineno
         last = max(node.end_lineno or node.lineno for node in body if node.lineno <= bottom) + 1
     if any(line.startswith(_FUTURE) for line in missing) and has_docstring and first <= (file.body[0].end_lineno or 0):
@@ -540,7 +540,8 @@ def format_reply(form: Format, path: str, before: bytes, after: bytes) -> str:
     if result != new:
         problem = f"{path}: format {form} cannot express this change"
         raise patching.Inexpressible(problem, fix="leave it out, or another format")
-    return f"{path}\n{fence_code(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
+    code, language = code.strip("\n"), "python" if path.endswith(".py") else ""
+    return f"{path}\n{fence_code(code, language)}\n"
 
 
 def _write_changed_functions(old: str, new: str) -> str:

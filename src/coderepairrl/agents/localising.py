@@ -75,8 +75,8 @@ class Source:
     @property
     def outline(self) -> str:
         """First line of each definition; empty if none."""
-        first_lines = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
-        return f"{self.path}\n{fence_code(chr(10).join(first_lines))}" if first_lines else ""
+        first_lines = "\n".join(self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements)
+        return f"{self.path}\n{fence_code(first_lines)}" if first_lines else ""
 
 
 @dataclass(frozen=True, slots=True)

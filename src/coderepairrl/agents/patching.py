@@ -14,6 +14,7 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
+from coderepairrl.tokens.trie import count_common_prefix
 
 _MOST_PLACES = 100_000
 """Most occurrences to look for: a policy can write files in which a passage occurs everywhere."""
@@ -127,8 +128,8 @@ def _merge_endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...
     """Line endings after a patch: new lines take the neighbour's."""
     lines_before = file.text.count("\n", 0, start)
     replaced, added = old.count("\n"), new.count("\n")
-    prefix = _count_shared_start(old, new)
-    suffix = _count_shared_start(old[prefix:][::-1], new[prefix:][::-1])
+    prefix = count_common_prefix(old, new)
+    suffix = count_common_prefix(old[prefix:][::-1], new[prefix:][::-1])
     kept_first, kept_last = old.count("\n", 0, prefix), old.count("\n", len(old) - suffix)
     neighbour = (*file.endings[lines_before : lines_before + 1], *file.endings[-1:], "\n")[0]
     return (
@@ -136,10 +137,6 @@ def _merge_endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...
         + (neighbour,) * (added - kept_first - kept_last)
         + file.endings[lines_before + replaced - kept_last :]
     )
-
-
-def _count_shared_start(first: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
 
 
 def _find_occurrences(text: str, part: str) -> Iterator[int]:
@@ -165,7 +162,7 @@ def _select_by_context(text: str, old: str, places: list[int], context: str) -> 
 
 
 MARKER = 7
-"""Characters of a marker."""
+"""Signs of a marker, unless lines of the block resemble it (`_format_block`)."""
 HEAD = f"{'<' * MARKER} SEARCH"
 """The first line of a block."""
 

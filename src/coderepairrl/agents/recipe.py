@@ -94,22 +94,17 @@ def list_recipes() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
-def read_recipe(name: str) -> dict[str, Any]:
-    """Read the fields of a shipped recipe or a file. Raises `ConfigError`."""
+def load_recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
+    """Load a shipped recipe or a file, with `options` over its fields (tables by key). Raises `ConfigError`."""
     path = SHIPPED / f"{name}.toml" if name in list_recipes() else Path(name)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the recipe {name} cannot be read: {error}", fix="name a file, or a recipe of `crrl agents list`"
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the recipe {name} is not TOML: {error}") from error
-
-
-def load_recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
-    """Load a recipe with `options` over its fields; tables are merged by key."""
-    fields = read_recipe(name)
     for key, value in (options or {}).items():
         before = fields.get(key)
         fields[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, Mapping) else value

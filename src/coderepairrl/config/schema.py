@@ -216,7 +216,7 @@ class TaskKind(Section):
     agent: Annotated[Agent | None, Short] = None
     """Agent of these tasks."""
     reward: Annotated[dict[str, float], Weights] = {}
-    """Rewards of these tasks with their weights; weight 0 measures without paying."""
+    """Rewards of these tasks with their weights; weight 0 only measures."""
     calls: int | None = Field(default=None, ge=1)
     """Replaces `rollout.calls`."""
     tokens: int | None = Field(default=None, ge=16)
@@ -226,7 +226,7 @@ class TaskKind(Section):
     turn_tokens: int | None = Field(default=None, ge=1)
     """Replaces `rollout.turn_tokens`."""
     weight: float = Field(default=1.0, gt=0)
-    """Factor on the advantages of these tasks, so on their part of the loss; with `train.balance_kinds`, that part."""
+    """Factor on the advantages of these tasks; with `train.balance_kinds`, their share of the loss."""
 
 
 class Source(Section):
@@ -606,7 +606,7 @@ class Config(Section):
     sandbox: Annotated[Sandbox, Short] = Sandbox()
     engine: Annotated[Engine, Short] = Engine()
     reward: Annotated[dict[str, float], Weights] = {}
-    """Rewards by weight; 0 measures without paying. If empty, the training tasks decide (docs/guides/rewards.md):
+    """Rewards by weight; 0 only measures. If empty, the training tasks decide (docs/guides/rewards.md):
     `hybrid` if all have checks and references."""
     rollout: Rollout = Rollout()
     kinds: dict[Annotated[str, Field(pattern=KIND_NAME)], TaskKind] = {}

@@ -117,7 +117,8 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> TrainingExa
                 )
             seen[content] = path
             rows, cause = _make_rows(example, codec, model_digest)
-            rendered[cause] += bool(cause)
+            if cause:
+                rendered[cause] += 1
             if isinstance(rows, str):
                 unfit.setdefault(rows, []).append(example.id)
             elif reason := _find_unfit_reason(rows, most, codec.vocab_size):
@@ -135,8 +136,7 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> TrainingExa
     if not train:
         cause = f"all were left out: {format_unfit(unfit)}" if unfit and not fitting else "all are held out"
         raise UsageError(f"there is no example to train on: {cause}", fix="lower data.held_out, or collect more tasks")
-    rendered_examples = {cause: count for cause, count in rendered.items() if count}
-    return TrainingExamples(tuple(train), tuple(held_out), files, rendered_examples, unfit)
+    return TrainingExamples(tuple(train), tuple(held_out), files, dict(rendered), unfit)
 
 
 def format_unfit(unfit: dict[str, list[str]]) -> str:

@@ -147,7 +147,7 @@ class LocalPlan(ServingPlan):
     @part
     def engine(self) -> EngineSpec:
         """The engine that the configuration names."""
-        return make_planned_engine(self.raw_config)
+        return engines.make_engine(self.raw_config.engine.name, **self.raw_config.engine.options)
 
     @part
     def adapter_needs(self) -> EngineNeeds:
@@ -327,11 +327,6 @@ def format_relay_overrides(model_name: str, key_env: str | None) -> list[str]:
     """Overrides that the options ``--model-name`` and ``--key-env`` stand for."""
     options = {"model_name": model_name, "key_env": key_env}
     return [f"engine.options.{option}={configs.to_inline(value)}" for option, value in options.items() if value]
-
-
-def make_planned_engine(config: Config) -> EngineSpec:
-    """Make the engine of `config`. Raises `ConfigError`."""
-    return engines.make_engine(config.engine.name, **config.engine.options)
 
 
 def derive_adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeeds:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl import models
+from coderepairrl import engines, models
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
 from coderepairrl.learn import merge_adapter, round_model
 from coderepairrl.plan import devices
-from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, derive_adapter_needs, make_planned_engine
+from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, derive_adapter_needs
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine, EngineSpec
 from coderepairrl.rollout.supervise import SupervisedEngine
@@ -178,7 +178,7 @@ def _plan_shared_engine(plans: Sequence[ServingPlan]) -> tuple[EngineSpec, Engin
     adapters = [plan.model.adapter for plan in plans if isinstance(plan.model, LocalModel)]
     ranks = [weights.read_adapter_rank(adapter) for adapter in adapters if adapter is not None]
     config = plans[0].config
-    spec = make_planned_engine(config)
+    spec = engines.make_engine(config.engine.name, **config.engine.options)
     return spec, replace(derive_adapter_needs(spec, ranks), gpus=devices.find_engine_gpus(config, spec.capabilities))
 
 

@@ -227,10 +227,11 @@ def _estimate_cache(model: Architecture, server: EngineSettings) -> tuple[int, i
         if cache.state
     ]
     width = max(widths.values())  # bytes of a token in a layer
-    page_tokens = PAGE * -(-max([PAGE * width, *states]) // (PAGE * width))
+    smallest_page = PAGE * width
+    page_tokens = PAGE * math.ceil(max([smallest_page, *states]) / smallest_page)
     per_token, per_sequence = 0, 0
     for cache, number in layers.items():
-        padded = -(-number // group_size) * group_size
+        padded = math.ceil(number / group_size) * group_size
         if cache.token:
             per_token += padded * width
             per_sequence += padded * width * (page_tokens if states else 0)  # the last page is not full

@@ -5,6 +5,7 @@ Counted per packed token and layer. Attention is computed in tiles, so nothing g
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from coderepairrl.learn.settings import BUCKET, LOGITS, NF4_BLOCK, LearnSettings
@@ -157,7 +158,7 @@ def _count_layer_bytes(
         _count_kept_bytes(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
     )
     # as if the feed-forward part's activations were still held
-    mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.heads) if gpu and half else 0
+    mixing = 4 * mixer.queries * math.ceil(PROCESSORS / mixer.heads) if gpu and half else 0
     if 0 < mixer.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
         repeated = 2 * mixer.queries - mixer.keys if gpu else mixer.keys
         per_token += size * (2 * repeated + mixer.queries) + (size + 1) * 2 * mixer.window
@@ -180,7 +181,7 @@ def _count_kept_bytes(hidden: int, settings: LearnSettings, part: LayerPart, *, 
     """Bytes per token that a part keeps for its backward pass."""
     lora, half = settings.lora, settings.precision == "bf16"
     size = 2 if half else 4
-    input_bytes = size * bool(part.linear) if lora else 2 * part.input_matrices if half else 4
+    input_bytes = size * bool(part.linear) if lora else (2 * part.input_matrices if half else 4)
     per_token = input_bytes * hidden + size * part.products + (4 if lora else 8) * part.norms + part.extra
     # trained experts are computed in float32; frozen ones keep no input
     if part.count and not lora:

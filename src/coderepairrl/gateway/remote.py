@@ -24,7 +24,6 @@ from coderepairrl.gateway.call import Usage
 from coderepairrl.gateway.remote_answer import ReceivedReply, RemoteAnswer, is_json, parse_event_line
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.tree import Placement, TextTree
-from coderepairrl.gateway.workers import RequestProcessor
 from coderepairrl.tokens import Delta, FunctionCall, Reply
 from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
@@ -80,6 +79,7 @@ class Remote:
 
     masked = "relayed"
     codec = None
+    tree_type = TextTree
 
     def __init__(
         self,
@@ -115,10 +115,6 @@ class Remote:
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
-
-    def create_tree(self, processor: RequestProcessor) -> TextTree:
-        """Create a tree without ids."""
-        return TextTree(processor)
 
     def forwarded_settings(self, request: Request) -> Mapping[str, Any]:
         """Settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""

@@ -61,7 +61,7 @@ class Session:
         self.incoming = IncomingBodies()
         self._budget = EpisodeBudget(endpoint.limits, source.context)
         self._processor = RequestProcessor(workers, source.codec, self._budget.tokens)
-        self._tree = source.create_tree(self._processor)
+        self._tree = source.tree_type(self._processor)
         self._placing = asyncio.Lock()
         self._calls: dict[str, Call] = {}  # by digest of the body, the latest of each
         self._latest: Call | None = None

@@ -14,7 +14,6 @@ from coderepairrl.gateway.call import Usage
 from coderepairrl.gateway.remote import RelayedReply, Remote
 from coderepairrl.gateway.request import Request
 from coderepairrl.gateway.tree import Placement, TurnTree
-from coderepairrl.gateway.workers import RequestProcessor
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Delta, Reply, ReplyStream
 from coderepairrl.types import Chunk, Finish, Origin, Sampling, TokenSpan, VersionRange
@@ -138,6 +137,7 @@ class PolicySource:
     """The policy's engine and codec."""
 
     masked = ""  # `Turn.masked`; empty: its turns are trained
+    tree_type = TurnTree
 
     def __init__(self, codec: Codec, engine: Engine) -> None:
         self.codec = codec
@@ -147,10 +147,6 @@ class PolicySource:
     def context(self) -> int:
         """The engine's context length."""
         return self.engine.context
-
-    def create_tree(self, processor: RequestProcessor) -> TurnTree:
-        """Create a tree with exact ids."""
-        return TurnTree(processor)
 
     def forwarded_settings(self, request: Request) -> Mapping[str, Any]:
         """No client settings: the run's replace them."""

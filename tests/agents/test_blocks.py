@@ -65,7 +65,7 @@ def test_changes_that_no_blocks_make() -> None:
 
 
 def _reconstructed(patch: bytes) -> tuple[str, bytes]:
-    """Path and file before a patch: what its hunks show where it belongs, in lines that occur nowhere else."""
+    """Path and file before a patch: the lines of its hunks, among others that occur nowhere else."""
     [file] = parse_patch(patch)
     before: list[bytes] = []
     for hunk, start in zip(file.hunks, re.findall(rb"^@@ -(\d+)", patch, re.M), strict=True):

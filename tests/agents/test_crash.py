@@ -51,7 +51,7 @@ async def test_a_program_that_the_policy_breaks_is_scored_on_what_stands(tmp_pat
 
 
 class Mixed:
-    """Says in attempts of `good` what repairs, and otherwise what breaks the program, each time in another way."""
+    """Repairs in the first `good` attempts, and breaks the program in the others, each time in another way."""
 
     def __init__(self, codec: tokens.Codec, good: int, attempts: int) -> None:
         self.codec = codec
@@ -138,7 +138,7 @@ async def test_three_repairs_beside_five_crashes_are_no_flat_group(tmp_path: Pat
 async def test_a_killed_sandbox_or_engine_leaves_the_mean_as_it_is(
     tmp_path: Path, miniature: Path, spoil: Literal["sandbox", "engine"]
 ) -> None:
-    """It is no crash, although the program dies of it in mid-episode, after the model has replied."""
+    """It is no crash, although the program dies of it after the model has replied."""
     group, logged = await make_group(tmp_path, miniature, good=2, count=4, spoil=spoil)
     assert [e.ending for e in group.episodes] == [Ending.DONE] * 2 + [Ending.CRASH] * 2
     [void] = [e for e in logged if e.ending is Ending.VOID]

@@ -70,7 +70,7 @@ def load_corpus_repairs(most: int = 1000) -> Iterator[tuple[str, bytes, bytes]]:
 
 
 async def list_changes_not_made(folder: Path, form: Format, changes: list[tuple[str, bytes, bytes]]) -> list[str]:
-    """The ids of the changes which the reply that `format_reply` makes of them does not make."""
+    """Ids of the changes that the replies of `format_reply` do not make."""
     (root := folder / "repo").mkdir(parents=True)
     sandbox = FolderSandbox(root, {f"{number}.py": before for number, (_, before, _) in enumerate(changes)})
     there = [f"{number}.py" for number in range(len(changes))]

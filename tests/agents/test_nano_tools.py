@@ -169,6 +169,21 @@ def test_no_patch_keeps_the_controller_busy() -> None:
     assert time.process_time() - began < 5.0
 
 
+@pytest.mark.parametrize(
+    ("cmd", "names"),
+    [
+        ("cd src && LC_ALL=C /usr/bin/grep -rn 'cat | rm' . | head -5", ("cd", "grep", "head")),
+        ("git status;sed -n 1,5p a.py", ("git", "sed")),
+        ("ls\ncat x", ("ls", "cat")),
+        ("python -c 'import os; os.system(\"rm x\")'", ("python",)),
+        ("a 1 2 3 4 5 6 7 8 9 && rm x", ("a",)),
+        ("", ()),
+    ],
+)
+def test_command_names(cmd: str, names: tuple[str, ...]) -> None:
+    assert command_names(cmd) == names
+
+
 async def test_files_too_large_to_be_looked_at_line_by_line_are_a_result(tmp_path: Path) -> None:
     data = b"x\n" * (3 << 20)
     tools = FourTools(FolderSandbox(tmp_path, {"big.txt": data}), NANO4.full, 2_000)

@@ -93,7 +93,7 @@ HUGE = {
 async def test_a_storm_of_connections_waits_in_the_kernel(
     by: sockets.AddressFamily, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is accepted in each turn of the event loop, so that all others are served between any two."""
+    """The event loop accepts one connection in each turn, and serves the others in between."""
     turn, accepted, accept = 0, list[int](), Gateway._accept
 
     def noting(gateway: Gateway) -> asyncio.Protocol:
@@ -136,7 +136,7 @@ async def test_requests_that_are_too_large_do_not_block_the_event_loop(world: Wo
 
 
 ROOMY = "[" * 30_000
-"""By its bytes it may have 4,000 tokens, and it has 30,000."""
+"""It has 30,000 tokens; by its bytes it might have 4,000."""
 OVERLONG = {
     "a message": (CHAT, [user(ROOMY)]),
     "arguments": (CHAT, [user("a"), calling(ROOMY), user("b")]),
@@ -152,7 +152,7 @@ OVERLONG = {
 async def test_prompts_that_are_too_long_stay_in_the_process_that_writes_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their ids came back to the event loop, however many: 100,000 of each request, only to be refused."""
+    """100,000 ids of each request came back to the event loop, only to be refused."""
     jobs, ids = list[str](), list[int]()
     call = WorkerPool.call
 
@@ -209,7 +209,7 @@ async def test_finished_requests_are_freed_at_once(world: World) -> None:
             world.engine.gate = None
             assert (await post(session, body(user("b"))))[0] == 200
 
-    await everything()  # what is made once
+    await everything()  # warms up caches
     gc.collect()
     gc.disable()
     try:
@@ -235,7 +235,7 @@ def test_the_least_number_of_tokens_is_never_more_than_there_are(codec: tokens.C
 
 
 async def test_a_large_conversation_is_written_as_a_small_one(world: World) -> None:
-    """The ids that a process of its own writes are those that are written at once, and recorded ones are extended."""
+    """A worker process renders the same ids as the event loop, and extends recorded ones."""
     world.engine.context = 1 << 20
     session = world.open(tokens=1 << 19)
     codec, asked = world.gateway.source.codec, [user(f"{n} " * 60) for n in range(300)]
@@ -435,7 +435,7 @@ async def pool_of(most: int) -> AsyncIterator[WorkerPool]:
 
 
 async def test_no_session_takes_all_processes(world: World) -> None:
-    """Who has used less comes first, and one process is left to jobs that are not large."""
+    """The session that used less time comes first, and one process is left to small jobs."""
     async with pool_of(2) as pool:
         greedy, second, modest = (RequestProcessor(pool, world.gateway.source.codec, 1 << 20) for _ in range(3))
         await asyncio.gather(*(offload.render((user("some words " * 2000),), ()) for offload in (greedy, second)))
@@ -455,7 +455,7 @@ async def test_no_session_takes_all_processes(world: World) -> None:
 
 
 async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> None:
-    """Else it has a processor to itself for as long as it likes, and who has none to spare waits longer."""
+    """Otherwise one session could keep a processor to itself."""
     messages = tuple(user(f"{n} " * 4000) for n in range(2))
     async with pool_of(1) as pool:
         offload = RequestProcessor(pool, world.gateway.source.codec, 1 << 20)
@@ -487,7 +487,7 @@ async def test_stopping_does_not_wait_for_queued_jobs(world: World) -> None:
 async def test_a_client_that_leaves_the_line_takes_its_body_along(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what a process has begun goes on: bodies of clients that had gone waited in memory for their turn."""
+    """Only jobs that a process has begun go on: bodies of departed clients waited in memory for their turn."""
     begun, run = list[int](), WorkerPool._run
 
     async def noting(pool: WorkerPool, pieces: Any) -> bytes:
@@ -509,7 +509,7 @@ async def test_a_client_that_leaves_the_line_takes_its_body_along(
 async def test_a_gateway_has_files_for_all_connections_that_it_allows(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sixteen agents with 64 connections each left none to anybody else."""
+    """Sixteen agents with 64 connections each used up the open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     monkeypatch.setattr(signals, "OPEN_FILES", min(900, hard))
     another = server.Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
@@ -530,7 +530,7 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
         offload, expected = RequestProcessor(pool, codec, 1 << 20), codec.render(asked)
         assert await offload.render(asked, ()) == expected
         (child,) = pool._children
-        # where memory runs out it is this one that the kernel ends, and not a learner
+        # when memory runs out, the kernel ends this process and not a learner
         assert Path(f"/proc/{child.process.pid}/oom_score_adj").read_text() == "1000\n"
         child.process.kill()
         assert await offload.render(asked, ()) == expected

@@ -132,7 +132,7 @@ async def test_halves_of_characters_and_what_is_no_utf8_are_read(world: World) -
 
 
 async def test_deep_arguments_come_back(world: World, said: Said) -> None:
-    """What the policy nests deeper than we read is handed to clients of objects as text."""
+    """Arguments nested deeper than the gateway reads reach clients as text in an object."""
     for depth in (100, 300):
         deep = {"a": json.loads("[" * depth + "]" * depth)}
         world.engine.script = lambda *_, deep=deep: said("", ("shell", deep))
@@ -150,7 +150,7 @@ async def test_deep_arguments_come_back(world: World, said: Said) -> None:
 async def test_a_reply_after_words_of_the_assistants_is_a_message_of_its_own(
     world: World, said: Said, name: str
 ) -> None:
-    """In every dialect alike, and the turn says so."""
+    """In every dialect; the turn records it."""
     world.engine.script = lambda *_: said("Well.")
     session = world.open()
     messages = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "The answer is ("}]

@@ -31,7 +31,7 @@ class Agent:
         return self.session.turns[-1]
 
     def result(self, text: str) -> dict[str, Any]:
-        """Of the last call."""
+        """Result of the last call."""
         return {"role": "tool", "tool_call_id": self.messages[-1]["tool_calls"][0]["id"], "content": text}
 
 

@@ -227,7 +227,7 @@ async def test_the_tiny_engines_tokens_are_recorded_as_it_sampled_them(
 
 
 def learner_agrees(model: Path, turns: tuple[Turn, ...]) -> None:
-    """On the rows of a conversation that forks inside turns, too."""
+    """Assert that the learner computes the engine's logprobs, also on rows that fork inside turns."""
     from coderepairrl.learn import LearnSettings
     from coderepairrl.learn.trainer import Trainer
 

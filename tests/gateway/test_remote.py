@@ -37,7 +37,7 @@ def ended(reason: str, **more: Any) -> dict[str, Any]:
 
 
 def replying(*replies: Any, asked: list[Any] | None = None) -> Handler:
-    """A server that gives `replies` in turn, the last on and on; an integer is a status. It fills `asked`."""
+    """A server that gives `replies` in turn and repeats the last; an integer is a status. It fills `asked`."""
     left = list(replies)
 
     async def handler(request: web.Request) -> web.Response:
@@ -249,7 +249,7 @@ async def test_a_busy_remote_is_no_reply_of_a_model_when_time_runs_out() -> None
 
 
 def heard(*pieces: Any, kind: str = "delta") -> ReceivedReply:
-    """What is read of messages, or of the chunks of a stream."""
+    """Parse messages, or the chunks of a stream."""
     received = ReceivedReply()
     for piece in pieces:
         received.take(RemoteAnswer.model_validate_json(json.dumps({"choices": [{kind: piece}]})))

@@ -101,7 +101,7 @@ async def test_titles_summaries_and_sub_agents_are_outside_the_main_conversation
 
 
 async def test_an_agent_may_write_into_its_system_prompt_and_load_tools(program: Program) -> None:
-    """As those do that say the time in it, and those that find tools by a tool."""
+    """Some programs put the time into it, or find tools by a tool."""
     await program.work()
     program.messages[0] = program.system("10:04.")
     await program.work()
@@ -112,7 +112,7 @@ async def test_an_agent_may_write_into_its_system_prompt_and_load_tools(program:
 
 
 async def test_without_tools_the_system_prompt_decides(program: Program) -> None:
-    """As of agents that read commands from text."""
+    """Agents that read commands from text offer none."""
     for _ in range(2):
         reply = await program.send(program.messages)
         program.messages += [reply, {"role": "user", "content": "Go on."}]
@@ -126,7 +126,7 @@ async def test_a_longer_sub_agent_is_still_outside_the_main_conversation(program
     await program.sub_agent()
     await program.sub_agent()
     assert program.episode("mask").side == (1, 2, 3, 4)
-    assert find_side_turns(program.session.turns, "mask") == (0,), "of whom no task is known, the one with most turns"
+    assert find_side_turns(program.session.turns, "mask") == (0,), "without a task's prompt, the most turns decide"
 
 
 @given(

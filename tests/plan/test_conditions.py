@@ -1,4 +1,4 @@
-"""Under which conditions a run trains and measures: kept in its folder, and compared before its first step."""
+"""Conditions of training and of evaluations: kept in the run folder, and compared before the first step."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_the_clip_of_gspo_is_not_for_older_weights(tmp_path: Path) -> None:
         changes(begun(tmp_path / "run", config), apply_overrides(config, ["rollout.max_staleness=1"]))
     turns = apply_overrides(config, ["train.old_logprobs=recomputed"])
     assert changes(begun(tmp_path / "turns", turns), apply_overrides(turns, ["rollout.max_staleness=1"]))
-    off = apply_overrides(turns, ["train.mismatch_correction=off"])  # what `auto` came to where nothing was stale
+    off = apply_overrides(turns, ["train.mismatch_correction=off"])  # the value of `auto` without stale samples
     with pytest.raises(ConfigError, match="count as on-policy"):
         changes(begun(tmp_path / "off", off), apply_overrides(off, ["rollout.max_staleness=1"]))
 

@@ -96,7 +96,7 @@ def test_settings_that_make_room_are_all_named_and_can_be_typed(miniature: Path,
 
 
 def test_a_prompt_that_is_no_text_is_named(miniature: Path, isolating: None) -> None:
-    """As a source of one's own may have it."""
+    """A user's own source may have one."""
     written(miniature, "which?")
     plan = plan_run(planned())
     half = replace(plan.train_tasks[0], id="half", prompt="half a character: \ud800")

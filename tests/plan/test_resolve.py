@@ -313,7 +313,7 @@ def test_each_task_is_drawn_equally_often() -> None:
 
 
 def test_all_evaluations_of_a_run_sample_the_same_tasks_by_its_seed() -> None:
-    """Those that only decode otherwise are compared on the same tasks; the first so many of the source they are not."""
+    """Evaluations that decode differently are compared on the same tasks, which are not the source's first."""
 
     def held_out(seed: int, tasks: int) -> dict[str, list[str]]:
         found = plan_run(

@@ -138,7 +138,7 @@ MAX_PROCESSES = max(2, min(4, (os.cpu_count() or 2) // 2))
 LARGE = 1 << 20
 """Bytes beyond which a job leaves one process free, and a session's bodies are read one at a time, with pauses."""
 GRACE, MAX_REST = 1.0, 0.1
-"""After `GRACE` seconds of use, a session pauses between jobs for the last job's time, at most `MAX_REST`."""
+"""After `GRACE` seconds of use, a session pauses between jobs for as long as the last one took, at most `MAX_REST`."""
 JOB_SECONDS = 60.0
 """Job time limit; then its process is killed and the request refused."""
 LIGHT_TEXT = 8 << 10
@@ -293,7 +293,7 @@ class RequestProcessor:
         self.seconds = 0.0
         """Worker time used so far."""
         self.rests_until = 0.0
-        """Earliest next job, by `time.monotonic`."""
+        """Earliest time of the next job, by `time.monotonic`."""
         self.busy = asyncio.Lock()
         self._workers = workers
         self._codec = codec

@@ -264,8 +264,9 @@ def _estimate_engine_rate(planned: Estimate, tokens: int, at_once: int) -> Rate 
     gpu, settings, memory = planned.config.gpu, planned.server.settings, planned.server.memory
     computing, reading = _find_reached_share(planned.model.active), _find_reached_share(planned.model.parameters)
     per_replica = at_once / settings.replicas
-    # a decoding step reads the weights and half of each episode's tokens; a sampled token comes with one input token
+    # a decoding step reads the weights, and on average half of each episode's tokens
     read = memory.weights + per_replica * (memory.kv_token * tokens / 2 + memory.kv_sequence)
+    # 2 FLOPs per weight and token, for a sampled token and one input token
     flops = per_replica * 2 * 2 * planned.model.multiplied * settings.replicas / settings.gpus
     seconds = read / (gpu.bandwidth_gb * GB * reading) + flops / (gpu.tflops * 1e12 * computing)
     source = f"{at_once} episodes at once, {computing:g} of {gpu.tflops:g} TFLOP/s, {reading:g} of {gpu.bandwidth_gb:g}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.registry import suggest_nearest
+from coderepairrl.registry import check_options
 
 SYSTEM = """\
 You are an autonomous software engineer who works through a terminal. The repository in your working directory has a \
@@ -235,10 +235,7 @@ def build_options(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    option_names = [option.name for option in fields(cls)]  # type: ignore[arg-type]
-    for option in options:
-        if option not in option_names:
-            raise ConfigError(f"agent {agent!r} has no option {option!r}", fix=suggest_nearest(option, option_names))
+    check_options("agent", agent, cls, options)
     try:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:

@@ -21,7 +21,7 @@ from coderepairrl.plan import devices
 from coderepairrl.plan.parts import Check, PlanParts, collect_errors, part
 from coderepairrl.plan.policies import is_key_below, load_policy
 from coderepairrl.protocols import EngineSpec
-from coderepairrl.registry import suggest_nearest
+from coderepairrl.registry import check_options, suggest_nearest
 from coderepairrl.sync import weights
 from coderepairrl.tokens import Codec
 from coderepairrl.tokens.verify import verify_codec
@@ -274,11 +274,10 @@ class UrlPlan(NamedPlan):
     @part
     def options(self) -> RelayOptions:
         """Options of the endpoint."""
-        engine, fields = self.raw_config.engine, RelayOptions.model_fields
+        engine = self.raw_config.engine
         if engine.name != RELAY:
             raise ConfigError(f"engine {engine.name!r} cannot serve {self.url}", fix=f"engine={RELAY}")
-        if unknown := [option for option in engine.options if option not in fields]:
-            raise ConfigError(f"engine {RELAY!r} has no option {unknown[0]!r}", fix=suggest_nearest(unknown[0], fields))
+        check_options("engine", RELAY, RelayOptions, engine.options)
         try:
             return RelayOptions(**engine.options)
         except ValidationError as error:

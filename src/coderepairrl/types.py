@@ -289,7 +289,7 @@ def leaf_indices(turns: Sequence[Turn]) -> Iterator[int]:
 class ToolCall:
     """Tool call of an agent, as it happened.
 
-    `command` is the first words of what ran, for statistics.
+    `command` lists the names of started commands, for statistics.
 
     >>> ToolCall(turn=0, name="shell", arguments='{"cmd": "ls"}', ok=True, output_chars=12, seconds=0.01).ok
     True

@@ -133,7 +133,7 @@ REPLY_FLOOR = 256
 
 
 class Budget:
-    """Limits and what remains of them. L calls allow exactly L actions.
+    """Limits and their remainders. L calls allow exactly L actions.
 
     >>> budget = Budget(Limits(calls=1, tokens=1000, seconds=60))
     >>> budget.spent(), budget.act(), budget.spent()

@@ -178,7 +178,7 @@ class Direct(Agent):
         return [*opening, *examples, {"role": "user", "content": prompt}]
 
     async def _build_prompt(self, task: Task, sandbox: Sandbox, paths: list[str], chars: int) -> tuple[str, list[str]]:
-        """Build the prompt; return it with its files, or if none those that the issue names."""
+        """Build the prompt; return it with its files (without any, those that the issue names)."""
         files: dict[str, str] = {}
         for path in choose_files(self.options.files, task, paths):
             try:

@@ -272,7 +272,7 @@ def _replace_functions(before: str, code: str) -> str:
         raise Unreadable(f"the file has no function {names}" if names else "the block has no function")
     old = before.split("\n")
     replacements: dict[int, tuple[int, list[str]]] = {}
-    """New lines by the first line they replace, with the line after the last one."""
+    """Number of the line after the replaced ones, and new lines, by number of the first replaced line."""
 
     def insert(at: int, text: list[str]) -> None:
         end, following = replacements.get(at, (at, []))
@@ -299,7 +299,7 @@ def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
     """Parse code, even with small models' indentation errors."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n")
     depths = [len(_leading_blanks(line)) for line in lines[1:] if line.strip()]
-    # the first line as it is, indented like the least indented of the others, and not indented
+    # try the first line as it is, with the least indentation of the others, and without any
     firsts = lines[0], " " * min(depths, default=0) + lines[0].lstrip(), lines[0].lstrip()
     problem = ""
     for first in dict.fromkeys(firsts):
@@ -451,7 +451,7 @@ def _find_first_comment(old: Sequence[str], start: int) -> int:
 
 
 def _list_imports(tree: ast.Module) -> dict[str, str]:
-    """Imports as lines of one name each, with the name that each binds."""
+    """Name that each import binds, by its line; imports of several names are split."""
     imports = {}
     for node in tree.body:
         for alias in node.names if isinstance(node, _Import) else ():
@@ -504,7 +504,7 @@ def _is_whole_file(
 
 
 def _statements_by_key(tree: ast.Module) -> dict[str, str]:
-    # return statements but definitions, imports and texts, by what they assign or test, else by their whole text
+    # statements except definitions, imports and texts, by assigned or tested expression, else by their whole text
     statements = {}
     for node in tree.body:
         match node:

@@ -249,7 +249,7 @@ class _NanoRun:
         self.messages.append(message | {"content": f"{warning}\n{text}" if warning else text})
 
     def _choose_warning(self) -> str:
-        """Most urgent warning, given what is left *after* the current action."""
+        """Most urgent warning, by the limits left *after* the current action."""
         if not self.options.warnings:
             return ""
         tokens, calls = self.budget.tokens_left, self.budget.calls_left

@@ -37,7 +37,7 @@ class Ambiguous(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A file as text with ``\\n`` endings, plus what restores its bytes.
+    """A file as text with ``\\n`` endings, plus line ends and encoding to restore its bytes.
 
     >>> Text.parse(b"a\\r\\nb\\n").endings
     ('\\r\\n', '\\n')

@@ -247,7 +247,7 @@ def _describe_recipe(name: str, recipe: Recipe) -> AgentListing:
 
 
 def installed_program(recipe: Recipe) -> str:
-    """Name and version of what a recipe installs: its first requirement.
+    """First requirement of a recipe: the program's name and version.
 
     >>> installed_program(load_recipe("mini-swe-agent")).split("==")[0]
     'mini-swe-agent'

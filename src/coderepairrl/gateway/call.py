@@ -96,11 +96,11 @@ class Call:
         self, work: Callable[[], Awaitable[None]], finish: Callable[[BaseException | None], Awaitable[None]]
     ) -> None:
         """Run `work` (cancelled by `abort`), then `finish` with its exception (never cancelled)."""
-        # one task: waking a second one would queue behind the calls that arrived meanwhile
+        # one task for both: a second one would queue behind calls that arrived meanwhile
         self._task = asyncio.create_task(self._run(work, finish))
 
     def abort(self) -> None:
-        """Stop sampling and record what was sampled."""
+        """Stop sampling and record the tokens so far."""
         if not (self._finishing or self.aborted):
             self.aborted = True
             if self._task is not None and self._has_begun:  # cancelled before it began, it would never run `finish`

@@ -145,7 +145,7 @@ def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], r
     last = ""  # `part` of the previous item
     for number, item in enumerate(items):
         kind, call = str(item.get("type") or "message"), _read_call(item)
-        part = ""  # what the item adds to a reply; empty if it is no part of one
+        part = ""  # kind of the item as part of a reply; empty if it is none
         if kind == "reasoning":
             part = "thoughts"
         elif call is not None:

@@ -231,7 +231,7 @@ def _parse_object(arguments: str) -> dict[str, Any]:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
         # refuses infinity (1e999) and lone surrogates, which are not JSON either
         text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-        from_json(b"[" * _NESTING + text + b"]" * _NESTING)  # refuses what is too deeply nested for `parse_body`
+        from_json(b"[" * _NESTING + text + b"]" * _NESTING)  # refuses nesting too deep for `parse_body`
     except (ValueError, RecursionError):
         value = arguments
     return value if isinstance(value, dict) else {"value": value}

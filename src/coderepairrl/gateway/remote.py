@@ -69,7 +69,7 @@ class Remote:
     Args:
         model: may be empty if the remote serves only one.
         key: removed from all answers.
-        context: longest sequence in tokens; None for what the remote reports.
+        context: longest sequence in tokens; None: as the remote reports.
         backoff: seconds before the second attempt, then doubled.
         max_tokens_name: ``max_completion_tokens`` for models that require it.
         extra_body: fields added to every request.

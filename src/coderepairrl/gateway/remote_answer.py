@@ -23,7 +23,7 @@ RETURNED = (
 )
 """Fields that providers expect back as they sent them.
 
-Other unknown fields are dropped, since some servers refuse what they themselves send.
+Other unknown fields are dropped, since some servers refuse fields that they send.
 """
 STREAMED = ("reasoning", "reasoning_content", "text", "summary")
 """Text fields that streams send in pieces."""

@@ -82,7 +82,7 @@ class ApiError(Exception):
 class PrefixKeys:
     """Keys (16-byte hashes) of every prefix of a conversation with its tools.
 
-    Equal keys mean equal roles, texts and tool calls, ignoring what clients rewrite or drop (call ids, thoughts,
+    Equal keys mean equal roles, texts and tool calls, ignoring parts that clients rewrite or drop (call ids, thoughts,
     whitespace around a reply) or fill in (default arguments). Extending the last conversation is cheap.
     """
 

@@ -1,4 +1,4 @@
-"""An HTTP server with the APIs of model providers, which records what the policy saw and sampled."""
+"""An HTTP server with the APIs of model providers, which records the policy's prompts and replies."""
 
 from __future__ import annotations
 

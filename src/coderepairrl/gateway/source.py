@@ -89,7 +89,7 @@ class SampledReply:
 
     @property
     def usage(self) -> Usage:
-        """Exact counts; the context excludes what follows a stop string."""
+        """Exact counts; the context excludes tokens after a stop string."""
         prompt, cut = len(self.prompt), self.reply.cut
         context = prompt + (len(self.ids) if cut is None else cut)
         return Usage(prompt, self._cached, len(self.ids), self.reply.reasoning, context)

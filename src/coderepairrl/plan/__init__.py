@@ -134,7 +134,7 @@ class EvaluationPlan(ServedModelPlan, TaskPlan):
 
     @part
     def config(self) -> Config:
-        """Configuration with what is measured."""
+        """Configuration with the measured rewards."""
         config = self.agent_config
         return config if config.eval.reward or config.reward else resolve_measured_reward(config, self.evaluated_tasks)
 
@@ -235,7 +235,7 @@ class Plan(PolicyPlan, TaskPlan):
 
     @part
     def reward_descriptions(self) -> dict[str, str]:
-        """Description of training rewards and of what evaluations measure, with reasons for defaults."""
+        """Description of the rewards of training and of evaluations, with reasons for defaults."""
         return self.resolved_rewards[1]
 
     @part

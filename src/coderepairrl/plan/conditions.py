@@ -117,7 +117,7 @@ def list_differences(
 
 
 def compare_conditions(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """List differences between the conditions of two parts of an evaluation; ignores what only one recorded.
+    """List differences between the conditions of two parts of an evaluation; ignores those that only one recorded.
 
     >>> one, two = ({"eval": {"environments": [], "agents": [], "sandboxes": [], "sampling": {"top_p": p}}}
     ...             for p in (1.0, 0.9))

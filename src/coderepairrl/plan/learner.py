@@ -1,4 +1,4 @@
-"""Settings of the learner, and checks of what rounding and stale weights do to importance ratios."""
+"""Settings of the learner, and checks of how rounding and stale weights affect importance ratios."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coderepairrl.plan.sizing.architecture import find_published
 
 
 def make_learn_settings(config: Config) -> LearnSettings:
-    """Derive the learner's settings. Raises `ConfigError` for contradictions, and what `find_teacher` raises."""
+    """Derive the learner's settings. Raises `ConfigError` for contradictions, and as `find_teacher`."""
     config = resolve_numerics(config)
     values = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
     recipe = RECIPES.get(config.train.algorithm)
@@ -63,7 +63,7 @@ def find_teacher(config: Config) -> Path | None:
 
 
 def check_teacher(config: Config, model: Path) -> None:
-    """Raise `ConfigError` if teacher and student have different tokens, and what `find_teacher` raises."""
+    """Raise `ConfigError` if teacher and student have different tokens, and as `find_teacher`."""
     folder = find_teacher(config)
     if folder is not None and tokens.digest_tokenizer(folder) != tokens.digest_tokenizer(model):
         raise ConfigError(

@@ -166,7 +166,7 @@ class NamedPlan(ServingPlan):
     def __init__(self, name: str, overrides: Sequence[str], use: ModelCommand, settings_of: Path | None) -> None:
         super().__init__()
         self.name, self.all_overrides, self.use, self.settings_of = name, overrides, use, settings_of
-        # invalid overrides are left out here, so that `errors` also reports what else is wrong
+        # invalid overrides are left out here, so that `errors` also reports other mistakes
         self.overrides = [each for each in overrides if not collect_errors([partial(self.check_override, each)])]
 
     @property

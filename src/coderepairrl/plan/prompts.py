@@ -129,7 +129,7 @@ class _FirstRequests:
         return too_long
 
     def count(self, task: Task, most: int | None = None, agent: Agent | None = None) -> int:
-        """Tokens of a request, perhaps by another `agent`. Raises `TooLong` above `most`, and `TaskError`."""
+        """Tokens of a request, by another `agent` if given. Raises `TooLong` above `most`, and `TaskError`."""
         request = (agent or self.terms.agent).first_request(task)
         try:
             return len(self.codec.render(request.messages, request.tools, most=most))
@@ -150,7 +150,7 @@ class _FirstRequests:
         shorter = self.shorten_agent(task)
         if tokens_before >= self.most:
             return ConfigError(
-                f"what agent {agent} says before an issue, its examples included, has {tokens_before:,} tokens, and"
+                f"the prompt of agent {agent} before an issue, its examples included, has {tokens_before:,} tokens, and"
                 f" {episode}",
                 fix=f"{shorter}fewer or shorter examples ({self.agent_key}.options.examples), a shorter"
                 f" {self.agent_key}.options.system, a longer context",

@@ -249,7 +249,7 @@ def check_learned(config: Config, tasks: Iterable[Task]) -> None:
         others = f"train on the others: tasks.holdout={share:g}"
     raise TaskError(
         f"{config.model.path} was fine-tuned on trajectories of {len(learned)} of the {len(ids)} training tasks,"
-        f" for example {learned[0]}: what it earns there says little of what it learns",
+        f" for example {learned[0]}: its reward on these says little about learning",
         fix=f"{others}; if you mean it, tasks.learned=train",
     )
 
@@ -288,7 +288,7 @@ def resolve_rewards(
 
 
 def resolve_measured_reward(config: Config, tasks: Iterable[Task]) -> Config:
-    """Fill in what evaluations on `tasks` measure, if nothing names it. Raises as `choose_reward`."""
+    """Fill in the rewards that evaluations on `tasks` measure. Raises as `choose_reward`."""
     measured = choose_reward(_tasks_without_own_reward(config, tasks))
     return config.model_copy(update={"eval": config.eval.model_copy(update={"reward": measured})})
 

@@ -227,7 +227,7 @@ def check_rewards(kinds: Mapping[str, AttemptSettings], tasks_by_phase: Mapping[
 
 
 def check_executor(config: Config, *, remote: bool = False) -> None:
-    """Raise `ConfigError` for what attempts on other machines cannot do. `remote`: an API serves the model."""
+    """Raise `ConfigError` for settings that attempts on a cluster do not support. `remote`: an API serves the model."""
     if config.rollout.executor == "local":
         return
     if remote:

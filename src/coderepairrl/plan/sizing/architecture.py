@@ -126,7 +126,7 @@ MODEL_TYPES = tuple(FAMILIES)
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder's dimensions, and what follows from them."""
+    """A decoder's dimensions, and sizes that follow from them."""
 
     hidden: int
     vocabulary: int

@@ -85,7 +85,7 @@ class Estimate:
         return self.learner.peak + learner_side.RESERVE * self.on_gpus
 
     def needs(self, gpu: int) -> float:
-        """Bytes taken of a GPU; when processes take turns, the larger, plus what the other keeps."""
+        """Bytes taken of a GPU; when processes take turns, the larger, plus the other's reserve."""
         overhead = learner_side.RESERVE * self.on_gpus
         learner = self.learner_needs if gpu in self.learning else 0
         if self.server is None or gpu not in self.server.gpus:
@@ -149,7 +149,7 @@ class Estimate:
         return ""
 
     def as_json(self) -> dict[str, Any]:
-        """Convert to what ``--dry-run`` prints; GB are 10^9 bytes."""
+        """Convert to the output of ``--dry-run``; GB are 10^9 bytes."""
         plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": self.trained}
         if self.model.has_experts:
             plan["active_parameters"] = self.model.active

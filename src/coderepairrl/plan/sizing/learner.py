@@ -1,4 +1,4 @@
-"""Memory of a learner process in bytes, by what its passes hold (`coderepairrl.learn`).
+"""Memory of a learner process in bytes, by the tensors that its passes hold (`coderepairrl.learn`).
 
 Counted per packed token and layer. Attention is computed in tiles, so nothing grows with the square of the length.
 """
@@ -35,11 +35,11 @@ class LearnerMemory(NamedTuple):
     optimizer: int
     """Two moments of AdamW, in float32 or in 8 bits."""
     gathered: int
-    """Shares of other processes: temporary weights, gradients on their way."""
+    """Shares of other processes: temporary weights, gradients in transit."""
     activations: int
     """Numbers that the forward pass keeps for the backward pass."""
     work: int
-    """Further needs of a layer's backward pass, with checkpointing including what is recomputed."""
+    """Further needs of a layer's backward pass, with checkpointing including recomputed activations."""
     logits: int
     """Chunk of logits with its gradient, freed before the layers' backward pass: the larger of it and `work` counts."""
 
@@ -63,7 +63,7 @@ def compute_learner_memory(
     gpu: bool = False,
     teacher: Architecture | None = None,
 ) -> LearnerMemory:
-    """Compute the most that one learner process holds.
+    """Compute the most memory that one learner process holds.
 
     `longest`: tokens of the longest row, which is never divided; `trained`: trained tokens of a micro-batch (0: all).
     """
@@ -95,7 +95,7 @@ def compute_learner_memory(
     activations, work = _count_activation_bytes(model, settings, longest, tokens, gpu=gpu)
     if settings.value_head or settings.entropy:  # values per token, and the gradient of its state from the head
         activations += (32 + 4 * model.hidden * settings.value_head) * tokens
-    if quantised_each:  # the numbers of one matrix, in the type of the files and in that of the product
+    if quantised_each:  # one matrix with all its numbers, in the type of the files and in that of the product
         work += (2 if half else 6 if model.half else 4) * model.largest_linear
     if not lora:  # the gradient of a tied head is held until the end
         work += 4 * model.embedding * model.tied
@@ -135,7 +135,7 @@ def _count_activation_bytes(
     """Bytes that the forward pass of `tokens` keeps, and that a layer's backward pass adds."""
     is_half = settings.lora is not None and settings.precision == "bf16"
     layer_input = model.hidden * (2 if is_half else 4) * tokens
-    ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
+    ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, scored states, cosines and sines
     kept, most_recomputed, most_added = 0, 0, 0
     for layer, number in model.layer_counts:
         layer_kept, added = _count_layer_bytes(model.hidden, settings, layer, longest, tokens, gpu=gpu)

@@ -167,7 +167,7 @@ def make_delta_net(
 ) -> LayerPart:
     """Gated DeltaNet, as in Qwen3.5.
 
-    The convolution sees `width` tokens. Counts what transformers' functions keep; ``fla`` kernels keep less.
+    The convolution sees `width` tokens. Counts tensors that transformers' functions keep; ``fla`` kernels keep less.
     """
     k, v = key_heads * key_dim, value_heads * value_dim
     state = value_heads * key_dim * value_dim

@@ -358,7 +358,7 @@ def _prompt_messages(prompt: str, examples: Sequence[Message] = ()) -> list[Mess
 
 def _example_messages(options: AgentlessOptions, task: Task) -> list[Message]:
     question = _REPAIR.format(format=FORMATS[options.format])
-    return format_as_turns(resolve_examples(options.examples), task.id, options.format, question=question)
+    return format_as_turns(resolve_examples(options.examples, task.id), options.format, question=question)
 
 
 def _cut_parts(parts: Sequence[str], chars: int) -> list[str]:

@@ -172,9 +172,8 @@ class Direct(Agent):
         system = _SYSTEM.format(format=FORMATS[options.format]) if options.system is None else options.system
         instructions = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
         opening: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-        examples = format_as_turns(
-            resolve_examples(options.examples), task.id, options.format, code=options.files != "none"
-        )
+        repairs = resolve_examples(options.examples, task.id)
+        examples = format_as_turns(repairs, options.format, code=options.files != "none")
         return [*opening, *examples, {"role": "user", "content": prompt}]
 
     async def _build_prompt(self, task: Task, sandbox: Sandbox, paths: list[str], chars: int) -> tuple[str, list[str]]:

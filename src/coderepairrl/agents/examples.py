@@ -36,15 +36,15 @@ Examples = int | str | tuple[Example, ...]
 """An agent's option: a number to draw from the training tasks, a file, or the examples, which a run records."""
 
 
-def resolve_examples(option: Examples) -> tuple[Example, ...]:
-    """Resolve an `examples` option.
+def resolve_examples(option: Examples, task_id: str | None = None) -> tuple[Example, ...]:
+    """Resolve an `examples` option, without the repair of task `task_id`.
 
     Raises `ConfigError` for an invalid file, and for a number, which only a run with training tasks can draw.
     """
     if isinstance(option, str):
-        return read_examples_file(option)
+        option = read_examples_file(option)
     if isinstance(option, tuple):
-        return option
+        return tuple(each for each in option if each.id != task_id)
     if option:
         raise ConfigError(
             f"agent.options.examples={option} are drawn from training tasks, and there are none here",
@@ -70,25 +70,21 @@ def read_examples_file(path: str) -> tuple[Example, ...]:
 
 
 def format_as_turns(
-    examples: Sequence[Example], task_id: str, form: Format, *, code: bool = True, question: str = ""
+    examples: Sequence[Example], form: Format, *, code: bool = True, question: str = ""
 ) -> list[Message]:
-    """Format examples as issues and replies in `form`, without the task's own.
+    """Format examples as issues and replies in `form`.
 
     Raises `ConfigError` if the format cannot express a repair.
     """
     messages: list[Message] = []
     for each in examples:
-        if each.id == task_id:
-            continue
         further = filter(None, (fence_file(each.path, each.before) if code else "", question))
         messages.append({"role": "user", "content": "\n\n".join([each.prompt, *further])})
         messages.append({"role": "assistant", "content": _format_example_reply(each, form).rstrip()})
     return messages
 
 
-def format_as_calls(
-    examples: Sequence[Example], task_id: str, tools: Mapping[str, Sequence[str]], patched: str
-) -> list[Message]:
+def format_as_calls(examples: Sequence[Example], tools: Mapping[str, Sequence[str]], patched: str) -> list[Message]:
     """Format examples as tool calls that read the file, patch it, and report success.
 
     `tools` maps names, first the command tool's, then the patch tool's, to parameters; `patched` answers a patch.
@@ -104,8 +100,6 @@ def format_as_calls(
 
     shell, patch = tools
     for each in examples:
-        if each.id == task_id:
-            continue
         messages.append({"role": "user", "content": each.prompt})
         add_call(shell, [f"cat {shlex.quote(each.path)}"], each.before.strip("\n"))
         for block in _find_patches(each):

@@ -137,9 +137,8 @@ class Nano(Agent):
         # the command tool and the patch tool, of Nano or of Nano4
         tools = [tool for tool in parameters if tool in ("shell", "apply_patch", "bash", "str_replace")]
         parameters_by_name = {options.names.get(tool, tool): list(parameters[tool]) for tool in tools}
-        examples = format_as_calls(
-            resolve_examples(options.examples), task.id, parameters_by_name, options.texts(self.wording).patched
-        )
+        repairs = resolve_examples(options.examples, task.id)
+        examples = format_as_calls(repairs, parameters_by_name, options.texts(self.wording).patched)
         return [
             {**each, "content": fill_template(options.user_template, prompt=each["content"])}
             if each["role"] == "user"

@@ -369,6 +369,7 @@ def _match_definitions(
         if not matches and not definition.place:
             matches = [each for each in file if each.node.name == definition.node.name]
         if len(matches) > 1:
+            # a property's getter and setter have one name, and other decorators
             is_one_name = len({each.name for each in matches}) == 1
             same_decorators = [
                 each

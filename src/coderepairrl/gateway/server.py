@@ -77,7 +77,7 @@ class Gateway:
         self._runner: web.AppRunner | None = None
         self._listeners: list[asyncio.Server] = []
         # connections without a valid key yet, oldest first, and the timers that will close them
-        self._keyless: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+        self._keyless: dict[web.RequestHandler, asyncio.TimerHandle] = {}
         self._workers = WorkerPool()
 
     @contextlib.asynccontextmanager
@@ -187,10 +187,9 @@ class Gateway:
         if (timer := self._keyless.pop(request.protocol, None)) is not None:
             timer.cancel()
 
-    def _close_keyless(self, handler: asyncio.BaseProtocol) -> None:
+    def _close_keyless(self, handler: web.RequestHandler) -> None:
         self._keyless.pop(handler).cancel()
-        if isinstance(handler, web.RequestHandler):
-            handler.force_close()
+        handler.force_close()
 
     def _find_session(self, request: web.Request) -> Session:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()

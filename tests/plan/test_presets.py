@@ -193,20 +193,15 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("name", ["thesis", "thesis-8b", "thesis-32b"])
-def test_the_thesis_values(name: str) -> None:
-    config = load_config(name)
-    assert {key: attrgetter(key)(config) for key in THESIS} == THESIS
-    assert (config.engine.options["slots"], config.engine.options["context"]) == (16, 14_336)
-
-
 @pytest.mark.parametrize(
     ("name", "model", "seconds"),
     [("thesis", "Qwen3-14B", 60), ("thesis-8b", "Qwen3-8B", 60), ("thesis-32b", "Qwen3-32B", 80)],
 )
-def test_the_thesis_models(name: str, model: str, seconds: float) -> None:
+def test_the_thesis_values(name: str, model: str, seconds: float) -> None:
     """The thesis's final run: its learner, more time for large models, its server's flags."""
     config = load_config(name)
+    assert {key: attrgetter(key)(config) for key in THESIS} == THESIS
+    assert (config.engine.options["slots"], config.engine.options["context"]) == (16, 14_336)
     assert (Path(config.model.path).name, config.rollout.seconds) == (model, seconds)
     words = config.engine.options["args"]
     assert {word: words[words.index(word) + 1] for word in SERVED} == SERVED

@@ -311,14 +311,14 @@ class _AgentlessRun:
         places = [source.whole for source in sources]
         if outlines := [source.outline for source in sources if source.elements]:
             answer = await self._ask(_ELEMENTS, outlines)
-            named = find_elements(answer, sources)
-            self._record_call("elements", {"answer": answer}, bool(named))
-            places = named or places
+            elements = find_elements(answer, sources)
+            self._record_call("elements", {"answer": answer}, bool(elements))
+            places = elements or places
         if places:
             answer = await self._ask(_LINES, [number_lines(place) for place in places])
-            named = find_lines(answer, sources, self.options.around)
-            self._record_call("lines", {"answer": answer}, bool(named))
-            places = named or places
+            lines = find_lines(answer, sources, self.options.around)
+            self._record_call("lines", {"answer": answer}, bool(lines))
+            places = lines or places
         return places
 
     async def _sample_repair(self, places: Sequence[Place]) -> Proposal | None:

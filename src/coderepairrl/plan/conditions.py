@@ -62,11 +62,11 @@ def list_time_limit_warnings(plan: AgentPlan) -> list[str]:
     tasks = chain(plan.train_tasks if isinstance(plan, Plan) else (), *plan.eval_tasks.values())
     messages = []
     for kind, group in group_by_kind(plan.kinds, tasks).items():
-        most, longest = plan.kinds[kind].limits.seconds, max(task.limits.get("seconds", 0.0) for task in group)
-        if longest > most:
+        limit, longest = plan.kinds[kind].limits.seconds, max(task.limits.get("seconds", 0.0) for task in group)
+        if longest > limit:
             setting = f"kinds.{kind}.seconds" if kind else "rollout.seconds"
             messages.append(
-                f"tasks allow up to {longest:g} s, and attempts end after {most:g} s: {setting}={longest:g}"
+                f"tasks allow up to {longest:g} s, and attempts end after {limit:g} s: {setting}={longest:g}"
             )
     return messages
 

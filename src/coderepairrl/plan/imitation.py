@@ -103,7 +103,7 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> TrainingExa
         )
     fitting: list[ExampleRows] = []
     files, rendered, unfit = dict[str, str](), Counter[str](), dict[str, list[str]]()
-    model_digest, seen = tokens.digest_tokenizer(model), dict[str, Path]()
+    model_digest, path_by_content = tokens.digest_tokenizer(model), dict[str, Path]()
     for path in make_each(_find_examples_file, data.paths):
         examples = read_examples(path)
         if not examples:
@@ -111,11 +111,12 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> TrainingExa
         files[str(path)] = hash_files([path])[path.name]
         for example in examples:
             content = _content_digest(example)
-            if content in seen:
+            if content in path_by_content:
                 raise UsageError(
-                    f"example {example.id} is in {seen[content]} and in {path}", fix="leave one out of data.paths"
+                    f"example {example.id} is in {path_by_content[content]} and in {path}",
+                    fix="leave one out of data.paths",
                 )
-            seen[content] = path
+            path_by_content[content] = path
             rows, cause = _make_rows(example, codec, model_digest)
             if cause:
                 rendered[cause] += 1

@@ -165,11 +165,11 @@ def describe_clip(config: Config, learn: LearnSettings) -> str:
         return f"never: {learn.algorithm} has no ratio"
     if learn.updates > 1:
         return f"from the second of a batch's {learn.updates} updates on"
-    more = "train.minibatches=2 or more gives it an effect"
+    hint = "train.minibatches=2 or more gives it an effect"
     if learn.old_logprobs == "recomputed":
-        return f"never: with one update per batch and old_logprobs=recomputed every ratio is 1 ({more})"
+        return f"never: with one update per batch and old_logprobs=recomputed every ratio is 1 ({hint})"
     if config.rollout.max_staleness:
         return "if weights have changed since a token was sampled: one update per batch, with the engine's logprobs"
     if learn.precision == "fp32" and is_engine_half(config) is False:
-        return f"never: with one update per batch every ratio is 1 up to float32 rounding ({more})"
+        return f"never: with one update per batch every ratio is 1 up to float32 rounding ({hint})"
     return "if engine and learner differ: one update per batch, with the engine's logprobs"

@@ -31,12 +31,12 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
     Raises `ConfigError` for settings that run a program, read a local file or weaken isolation, unless overridden or
     shipped.
     """
-    named = [configs.parse_override(each)[0] for each in overrides]
-    if "eval.source" in named:  # then the source of training tasks is not opened
-        named.append("tasks")
+    overridden = [configs.parse_override(each)[0] for each in overrides]
+    if "eval.source" in overridden:  # then the source of training tasks is not opened
+        overridden.append("tasks")
     settings = configs.load_run(run).model_dump(mode="json")
     defaults = Config.model_validate({"run": {"name": "policy"}}).model_dump(mode="json")
-    chosen = {
+    isolation = {
         key: _value_at(settings, key) for key in _CHOSEN_BY_USER if _value_at(settings, key) != _value_at(defaults, key)
     }
     problems = [
@@ -44,8 +44,8 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
             f"{run} sets {key} to {configs.to_inline(value)}, but a policy may not run programs or choose isolation",
             fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.to_inline(value)}')}",
         )
-        for key, value in (chosen | dict(_find_programs("", settings))).items()
-        if is_key_below(key, used) and not is_key_below(key, named) and not _is_shipped(key, value)
+        for key, value in (isolation | dict(_find_programs("", settings))).items()
+        if is_key_below(key, used) and not is_key_below(key, overridden) and not _is_shipped(key, value)
     ]
     raise_errors(problems)
     return configs.load_run(run, overrides)

@@ -118,8 +118,8 @@ class JudgedPlan(AgentPlan):
     @part
     def rewards_by_kind(self) -> dict[str, list[Weighted]]:
         """Rewards by kind of task, for kinds with their own."""
-        named = {name: kind.reward for name, kind in self.raw_config.kinds.items() if kind.reward}
-        return dict(zip(named, make_each(rewards.make_rewards, named.values()), strict=True))
+        settings = {name: kind.reward for name, kind in self.raw_config.kinds.items() if kind.reward}
+        return dict(zip(settings, make_each(rewards.make_rewards, settings.values()), strict=True))
 
     @part
     def kinds(self) -> dict[str, AttemptSettings]:
@@ -201,9 +201,9 @@ def check_kinds(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -> 
                 fix=f'give its kind an agent on the host: [kinds.{task.kind or "NAME"}] agent = "direct"',
             )
     absent = sorted(kinds.keys() - first_of_kind.keys() - {""})
-    known = sorted(first_of_kind.keys() - {""})
+    present = sorted(first_of_kind.keys() - {""})
     raise_errors(
-        [ConfigError(f"kinds.{name}: no task is of this kind", fix=suggest_nearest(name, known)) for name in absent]
+        [ConfigError(f"kinds.{name}: no task is of this kind", fix=suggest_nearest(name, present)) for name in absent]
     )
 
 

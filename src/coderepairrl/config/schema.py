@@ -73,7 +73,7 @@ class Health(Section):
     action: Literal["stop", "warn"] = "stop"
     """`stop` stops the run, since one that cannot learn costs GPU-hours; `warn` only warns."""
     patience: int = Field(default=10, ge=2)
-    """Consecutive steps with a problem before the run stops; half as many warn. Single steps are noise."""
+    """Consecutive steps with a problem before the run stops; after half as many it warns. Single steps are noise."""
     off: tuple[GateName, ...] = ()
     """Gates to switch off (docs/guides/training.md lists them)."""
 
@@ -91,8 +91,7 @@ class Run(Section):
     """Training steps; each attempts a batch of tasks and updates the weights. The default is a trial, not a
     training."""
     checkpoint_every: int = Field(default=10, ge=1)
-    """Steps between checkpoints; the last step always has one. A resumed run computes the steps since the newest one
-    again from its log."""
+    """Steps between checkpoints; the last step always has one. A resumed run recomputes later steps from its log."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep; the second serves if the newest is damaged."""
     health: Health = Health()
@@ -103,7 +102,7 @@ class Run(Section):
 
 
 class Gpu(Section):
-    """Assumptions of the plan of `--dry-run` about each GPU; nothing else uses them (docs/guides/plan.md)."""
+    """Assumptions about each GPU in the plan of `--dry-run`; nothing else uses them (docs/guides/plan.md)."""
 
     memory_gb: float = Field(default=0.0, ge=0)
     """Memory in GB (10^9 bytes). 0 asks the driver; without a driver, memory is not checked."""
@@ -114,7 +113,7 @@ class Gpu(Section):
 
 
 class Plan(Section):
-    """Assumptions of the plan of `--dry-run` about episodes and speeds; nothing else uses them
+    """Assumptions about episodes and speeds in the plan of `--dry-run`; nothing else uses them
     (docs/guides/plan.md).
     """
 
@@ -318,7 +317,7 @@ class Curriculum(Section):
     """Tasks that the policy sometimes solves: `true`, or a table. Not with `easy_first`."""
     probe: Folder = ""
     """A run folder of `crrl eval` with earlier attempts (docs/guides/curriculum.md). Their success rate replaces
-    `difficulty` for `easy_first`, and serves `band` until the run has attempted the task."""
+    `difficulty` for `easy_first`, and counts for `band` until the run has attempted the task."""
     refill: int = Field(default=0, ge=0)
     """Most further groups per step, which replace groups of equal rewards until `rollout.tasks_per_step` groups have
     different ones (dynamic sampling, arXiv 2503.14476); the loss averages over these alone. 0 is off: refilling

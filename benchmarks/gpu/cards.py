@@ -128,7 +128,7 @@ def main() -> None:
                 estimate = planned(size, base, memory, "turns", 0.9, options.tokens) if options.nearest else None
                 if estimate is not None and fit == "-":
                     try:
-                        nearest = " ".join(find_nearest_fit(estimate, make_learn_settings))
+                        nearest = " ".join(find_nearest_fit(estimate))
                         print(f"    {memory:g} GB: {nearest or 'nothing tried fits'}")
                     except ConfigError as error:
                         print(f"    {memory:g} GB: {error}")

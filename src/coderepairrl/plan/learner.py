@@ -12,7 +12,6 @@ from coderepairrl.config.schema import Learning
 from coderepairrl.engines.vllm.options import is_half
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import RECIPES, LearnSettings
-from coderepairrl.plan.sizing.architecture import find_published
 
 
 def make_learn_settings(config: Config) -> LearnSettings:
@@ -75,6 +74,8 @@ def check_teacher(config: Config, model: Path) -> None:
 
 def is_engine_half(config: Config) -> bool | None:
     """Whether the engine computes in half precision; None if unknown."""
+    from coderepairrl.plan.sizing.architecture import find_published  # sizing imports this module
+
     options = config.engine.options
     if config.engine.name == "tiny":
         return False

@@ -17,7 +17,7 @@ from coderepairrl.models import ModelNotFetched, format_download
 from coderepairrl.plan import Plan, plan_run
 from coderepairrl.plan.conditions import list_time_limit_warnings
 from coderepairrl.plan.devices import check_gpu_settings
-from coderepairrl.plan.learner import make_learn_settings, warn_of_default_rate
+from coderepairrl.plan.learner import warn_of_default_rate
 from coderepairrl.plan.sizing import DoesNotFit, check_memory
 from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.printable import format_count
@@ -101,7 +101,7 @@ def summarise_training(folder: RunFolder) -> dict[str, Any]:
 def _estimate_fit(config: Config) -> tuple[dict[str, Any], str]:
     """Plan memory and time; a run that does not fit gets a warning, since the estimate may be wrong."""
     try:
-        return check_memory(config, make_learn_settings), ""
+        return check_memory(config), ""
     except DoesNotFit as error:
         return {"memory": f"not planned: {error}"}, f"this may not fit: {error}; {error.fix}"
 
@@ -209,7 +209,7 @@ def compute_needs(config: Config) -> dict[str, Any]:
     Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """
     check_gpu_settings(config, engines.make_engine(config.engine.name, **config.engine.options).capabilities.uses_gpus)
-    return check_memory(config, make_learn_settings)
+    return check_memory(config)
 
 
 async def verify_plan(plan: Plan, progress: Progress) -> None:

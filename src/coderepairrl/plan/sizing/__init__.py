@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple, get_args
 
@@ -15,7 +15,7 @@ from coderepairrl import engines
 from coderepairrl.config import Config, apply_overrides
 from coderepairrl.config.schema import Strategy
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import LearnSettings
+from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
 from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate_memory
 
@@ -28,7 +28,6 @@ _SWITCHES = {
     "model.quantise": ("nf4", "none"),
 }
 """Settings that change the learner's memory: the value that saves some, and the other."""
-SettingsOf = Callable[[Config], LearnSettings]  # `plan.learner.make_learn_settings`, which imports this package
 REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
 """Share of an H100's peak that a training step reached, by minimum parameters; measured with 14B, 4B, 0.6B."""
 PUBLISHED_PER_SECOND = 0.45 * GB
@@ -54,25 +53,25 @@ class PlanChange(NamedTuple):
     """Further GPUs for the learner."""
 
 
-def check_memory(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
+def check_memory(config: Config) -> dict[str, Any]:
     """Plan a run, to print. Raises `DoesNotFit` with the nearest change that fits, else as `estimate_memory`."""
-    plan = estimate_memory(config, settings_of(config))
+    plan = estimate_memory(config, make_learn_settings(config))
     if isinstance(plan, str):
         return {"memory": f"not planned: {plan}"}
     if plan.problem:
-        change = find_nearest_fit(plan, settings_of)
+        change = find_nearest_fit(plan)
         raise DoesNotFit(
             plan.problem,
             fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
         )
     learner = {
         "learner_gb": round(plan.learner_needs / GB, 2),
-        "learner_gb_with": estimate_alternatives(plan, settings_of),
+        "learner_gb_with": estimate_alternatives(plan),
     }
     return plan.as_json() | learner | estimate_speed(plan)
 
 
-def estimate_alternatives(planned: Estimate, settings_of: SettingsOf) -> dict[str, float]:
+def estimate_alternatives(planned: Estimate) -> dict[str, float]:
     """GB that a learner process needs with one setting changed, by override; refused changes are left out."""
     train = planned.config.train
     overrides = [
@@ -80,7 +79,7 @@ def estimate_alternatives(planned: Estimate, settings_of: SettingsOf) -> dict[st
         f"train.micro_tokens={4 * train.micro_tokens}",  # the thesis accumulated the gradients of 4 micro-batches
         *(f"train.strategy={name}" for name in get_args(Strategy) if name != train.strategy),
     ]
-    changed = {override: _estimate_changed(planned, (override,), settings_of) for override in overrides}
+    changed = {override: _estimate_changed(planned, (override,)) for override in overrides}
     return {override: round(each.learner_needs / GB, 2) for override, each in changed.items() if each}
 
 
@@ -90,7 +89,7 @@ def _is_saving(config: Config, switch: str) -> bool:
     return getattr(getattr(config, section), name) not in (None, False, _SWITCHES[switch][1])
 
 
-def find_nearest_fit(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
+def find_nearest_fit(planned: Estimate) -> tuple[str, ...]:
     """Overrides that make the plan fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
     everything = list(_list_memory_changes(planned))
     same_gpus = [change for change in everything if not change.serving + change.learning]
@@ -99,7 +98,7 @@ def find_nearest_fit(planned: Estimate, settings_of: SettingsOf) -> tuple[str, .
             for changes in combinations(candidates, count):
                 overrides = _join_overrides(planned, changes)
                 if len({change.kind for change in changes}) == count:
-                    changed = _estimate_changed(planned, overrides, settings_of)
+                    changed = _estimate_changed(planned, overrides)
                     if changed and not changed.problem:
                         return overrides
     return ()
@@ -120,12 +119,12 @@ def _join_overrides(planned: Estimate, changes: Sequence[PlanChange]) -> tuple[s
     return tuple(overrides)
 
 
-def _estimate_changed(planned: Estimate, overrides: tuple[str, ...], settings_of: SettingsOf) -> Estimate | None:
+def _estimate_changed(planned: Estimate, overrides: tuple[str, ...]) -> Estimate | None:
     gpu_memory = (f"gpu.memory_gb={planned.memory / GB}",) if planned.memory else ()  # the driver is asked once
     try:
         changed = apply_overrides(planned.config, (*gpu_memory, *overrides))
         engines.make_engine(changed.engine.name, **changed.engine.options)
-        estimate = estimate_memory(changed, settings_of(changed))
+        estimate = estimate_memory(changed, make_learn_settings(changed))
     except ConfigError:  # the change contradicts another setting
         return None
     return estimate if isinstance(estimate, Estimate) else None

@@ -36,7 +36,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
         overridden.append("tasks")
     settings = configs.load_run(run).model_dump(mode="json")
     defaults = Config.model_validate({"run": {"name": "policy"}}).model_dump(mode="json")
-    isolation = {
+    user_choices = {
         key: _value_at(settings, key) for key in _CHOSEN_BY_USER if _value_at(settings, key) != _value_at(defaults, key)
     }
     problems = [
@@ -44,7 +44,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
             f"{run} sets {key} to {configs.to_inline(value)}, but a policy may not run programs or choose isolation",
             fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.to_inline(value)}')}",
         )
-        for key, value in (isolation | dict(_find_programs("", settings))).items()
+        for key, value in (user_choices | dict(_find_programs("", settings))).items()
         if is_key_below(key, used) and not is_key_below(key, overridden) and not _is_shipped(key, value)
     ]
     raise_errors(problems)

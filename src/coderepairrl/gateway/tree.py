@@ -160,33 +160,33 @@ class TurnTree(Tree):
     def recognise_replies(self, messages: tuple[Message, ...]) -> RecognisedMessages:
         """Restore replies as sampled, recognised by call ids.
 
-        Clients change arguments, omit words, and split replies. Those with other words or missing calls stay as sent.
+        Clients change arguments, omit words, and split replies. Replies with other words or missing calls stay as sent.
         """
-        turns = [self._find_by_calls(message) for message in messages]
-        parts: dict[int, list[Message]] = {}  # client messages by the turn whose reply they form
-        for turn, message in zip(turns, messages, strict=True):
-            if turn is not None:
-                parts.setdefault(turn, []).append(message)
-        replies = {turn: self.turns[turn].messages[-1] for turn in parts}
+        indices = [self._find_by_calls(message) for message in messages]
+        parts: dict[int, list[Message]] = {}  # client messages by index of the turn whose reply they form
+        for index, message in zip(indices, messages, strict=True):
+            if index is not None:
+                parts.setdefault(index, []).append(message)
+        replies = {index: self.turns[index].messages[-1] for index in parts}
         rewritten = {
-            turn
-            for turn, reply in replies.items()
-            if _is_complete_reply(parts[turn], reply) and self._is_changed(turn, parts[turn][0], reply)
+            index
+            for index, reply in replies.items()
+            if _is_complete_reply(parts[index], reply) and self._is_changed(index, parts[index][0], reply)
         }
         if not rewritten:
             return super().recognise_replies(messages)
         recognised: list[Message] = []
         places: list[int] = []
         restored: dict[int, int] = {}  # index in `recognised` of a turn's reply
-        for turn, message in zip(turns, messages, strict=True):
-            if turn in restored:
-                places.append(restored[turn])
+        for index, message in zip(indices, messages, strict=True):
+            if index in restored:
+                places.append(restored[index])
                 continue
-            if turn in rewritten:
-                reply = replies[turn]
+            if index in rewritten:
+                reply = replies[index]
                 if recognised and _is_start_of_reply(reply, recognised[-1], message):
                     recognised.pop()
-                restored[turn] = len(recognised)
+                restored[index] = len(recognised)
                 message = {**message, "content": reply["content"], "tool_calls": reply["tool_calls"]}
             places.append(len(recognised))
             recognised.append(message)
@@ -195,17 +195,17 @@ class TurnTree(Tree):
 
     def _find_by_calls(self, message: Message) -> int | None:
         ids = _call_ids(message)
-        turns = self._by_call.get(ids[0], ()) if ids else ()
-        return turns[0] if len(turns) == 1 else None
+        indices = self._by_call.get(ids[0], ()) if ids else ()
+        return indices[0] if len(indices) == 1 else None
 
-    def _is_changed(self, turn: int, message: Message, reply: Message) -> bool:
-        before, differs = self._compared.get(turn, (reply, False))
+    def _is_changed(self, index: int, message: Message, reply: Message) -> bool:
+        before, differs = self._compared.get(index, (reply, False))
         if message != before:
             # long arguments are not hashed, which would block the event loop
             is_long = sum(len(call["function"]["arguments"]) for call in message["tool_calls"]) > LIGHT_KEYS
             defaults = self._prefix_keys.defaults
             differs = is_long or hash_message(b"", message, defaults) != hash_message(b"", reply, defaults)
-            self._compared[turn] = message, differs
+            self._compared[index] = message, differs
         return differs
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:

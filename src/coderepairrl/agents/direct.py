@@ -218,29 +218,24 @@ def choose_files(which: str, task: Task, paths: list[str]) -> list[str]:
     return chosen or paths
 
 
-def parse_block_edits(reply: str, path: str = "") -> list[dict[str, str]]:
-    """Read an answer's edits as arguments of `Tools.apply_patch`; `path` is the default file.
-
-    >>> parse_block_edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
-    [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
-    """
-    searches = patching.parse_blocks(patching.extract_answer(reply))
-    return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in searches]
-
-
 async def read_edits(
     form: Format, reply: str, sandbox: Sandbox, paths: Sequence[str], files: Sequence[str], *, cut_off: bool
 ) -> list[dict[str, str]]:
-    """Read the reply's edits in the format `form`, as `parse_block_edits` returns them.
+    """Read the reply's edits in the format `form`, as arguments of `Tools.apply_patch`.
 
     An unnamed search/replace block belongs to the repository's only file, an unnamed fence to the only one of the shown
     `files`, unnamed functions to the only one that defines any of them. At least one block of functions must match its
     file. Raises `Unreadable`.
     """
     if form == "blocks":
-        if block_edits := parse_block_edits(reply, paths[0] if len(paths) == 1 else ""):
-            return block_edits
-        raise Unreadable("no search/replace block")
+        blocks = patching.parse_blocks(patching.extract_answer(reply))
+        if not blocks:
+            raise Unreadable("no search/replace block")
+        only_path = paths[0] if len(paths) == 1 else ""
+        return [
+            {"file_path": block.path or only_path, "old_content": block.old, "new_content": block.new}
+            for block in blocks
+        ]
     candidates = files
     if form == "function" and 1 < len(files) <= _MOST_SEARCHED:
         candidates = await _find_defining_files(reply, sandbox, files)

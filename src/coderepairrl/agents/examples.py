@@ -80,7 +80,11 @@ def format_as_turns(
     for each in examples:
         further = filter(None, (fence_file(each.path, each.before) if code else "", question))
         messages.append({"role": "user", "content": "\n\n".join([each.prompt, *further])})
-        messages.append({"role": "assistant", "content": _format_example_reply(each, form).rstrip()})
+        try:
+            reply = format_reply(form, each.path, each.before.encode(), each.after.encode())
+        except patching.Inexpressible as error:
+            raise ConfigError(f"agent.options.examples: {error}", fix="leave it out, or another format") from None
+        messages.append({"role": "assistant", "content": reply.rstrip()})
     return messages
 
 
@@ -120,10 +124,3 @@ def _find_patches(example: Example) -> list[patching.Block]:
             if patched == after:
                 return patches
     raise ConfigError(f"agent.options.examples: no patches repair {example.id or example.path}", fix="leave it out")
-
-
-def _format_example_reply(example: Example, form: Format) -> str:
-    try:
-        return format_reply(form, example.path, example.before.encode(), example.after.encode())
-    except patching.Inexpressible as error:
-        raise ConfigError(f"agent.options.examples: {error}", fix="leave it out, or another format") from None

@@ -29,11 +29,6 @@ def _reword(text: str) -> str:
     return re.sub(r"\b(shell|apply_patch|old_content|patch)\b", lambda match: _WORDS[match[1]], text)
 
 
-_CHANGED_TEXTS = {
-    "unknown_tool": "error: there is no tool {name}; the tools are bash, view_file, str_replace and write_file",
-    "no_file": "error: {path} does not exist; write_file would create it",
-}
-
 NANO4 = Wording(
     system=_HEAD
     + _TOOLS
@@ -41,7 +36,8 @@ NANO4 = Wording(
     compact_system="Repair the bug. Find it with bash and view_file, change it with str_replace, then say done.",
     full=replace(
         FULL,
-        **_CHANGED_TEXTS,
+        unknown_tool="error: there is no tool {name}; the tools are bash, view_file, str_replace and write_file",
+        no_file="error: {path} does not exist; write_file would create it",
         nudge=_reword(FULL.nudge),
         absent=_reword(FULL.absent),
         ambiguous="error: old_str occurs {count} times in {path}; give more of the surrounding text",

@@ -328,7 +328,7 @@ def _expand_short_section(section: str, value: str | bool) -> dict[str, Any]:
 
 
 def _drop_old_options(base: dict[str, Any], over: dict[str, Any]) -> None:
-    """Remove options of task sources in `base` that `over` replaces by others."""
+    """Remove the options of task sources in `base` if `over` names other sources."""
     old = {section: _section_source(base, section) for section in ("tasks", "eval")}
     new = {section: _section_source(over, section) or old[section] for section in old}
     if old["tasks"] and new["tasks"] != old["tasks"]:

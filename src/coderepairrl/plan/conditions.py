@@ -58,7 +58,7 @@ def describe_conditions(plan: AgentPlan) -> dict[str, Any]:
 
 
 def list_time_limit_warnings(plan: AgentPlan) -> list[str]:
-    """Warn of each kind of tasks that allows attempts more time than the run does, with the setting that gives it."""
+    """Warnings for kinds of tasks that allow more time than the run does, with the setting to change."""
     tasks = chain(plan.train_tasks if isinstance(plan, Plan) else (), *plan.eval_tasks.values())
     messages = []
     for kind, group in group_by_kind(plan.kinds, tasks).items():

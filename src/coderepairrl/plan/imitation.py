@@ -28,7 +28,7 @@ from coderepairrl.tasks.select import is_held_out
 from coderepairrl.tokens import Codec, Row
 from coderepairrl.types import Sample
 
-OF_ATTEMPTS = (
+ATTEMPTS_ONLY = (
     *("train.advantage", "train.balance_kinds", "train.mask_truncated", "train.overlong_buffer"),
     *("train.tie_break", "rollout.tasks_per_step", "rollout.group_size", "rollout.max_staleness"),
     "rollout.temperature",
@@ -311,7 +311,7 @@ def _check_sft_settings(config: Config) -> None:
             fix='begin with sft-tiny, sft-thesis, or a file with train.algorithm = "sft"',
         )
     changed = []
-    for key in OF_ATTEMPTS:
+    for key in ATTEMPTS_ONLY:
         name, _, field = key.partition(".")
         section = getattr(config, name)
         if (getattr(section, field) or None) != (type(section).model_fields[field].get_default() or None):

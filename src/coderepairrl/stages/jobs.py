@@ -29,7 +29,7 @@ from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, combine_errors
 from coderepairrl.plan import EVALUATION, resolve_evaluation
-from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
+from coderepairrl.plan.imitation import ATTEMPTS_ONLY, resolve_imitation
 from coderepairrl.printable import format_count
 from coderepairrl.processes.children import NO_CWD_IMPORTS, read_log_end
 from coderepairrl.registry import suggest_nearest
@@ -54,7 +54,7 @@ _STOP_SECONDS = 120.0  # For a job to stop cleanly.
 _ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception): ")  # Start of an error line of crrl or any Python program.
 _SHOWN_DIFFERENCES = 4
 _STEP_SETTINGS = (  # Settings that no attempt of `collect` and `eval` depends on.
-    *(*OF_ATTEMPTS, "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
+    *(*ATTEMPTS_ONLY, "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
     *("eval.before", "eval.after", "eval.every"),
 )
 

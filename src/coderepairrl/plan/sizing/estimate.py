@@ -32,7 +32,7 @@ class PlannedServer:
     memory: EngineMemory
     gpus: tuple[int, ...]
     room: float | None
-    """Bytes taken of each GPU, None if their size is unknown."""
+    """Bytes that it takes on each GPU; None if their memory is unknown."""
 
     @property
     def kv_tokens(self) -> int | None:

@@ -141,7 +141,7 @@ def test_a_folder_that_becomes_private_is_soon_refused(tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(home))
     check_workspace(f"dir:{keys}")
     (home / ".ssh").symlink_to(keys)
-    monkeypatch.setattr(contents, "_KEPT_SECONDS", contents._KEPT_SECONDS / 1000)  # a minute later, that is
+    monkeypatch.setattr(contents, "_PERIOD_SECONDS", contents._PERIOD_SECONDS / 1000)  # a minute later, that is
     with pytest.raises(TaskError, match=r"\.ssh, which agents are not shown"):
         check_workspace(f"dir:{keys}")
 

@@ -107,7 +107,7 @@ def choose_backend(name: str = "auto") -> BackendChoice:
 
 
 def check_agent(choice: BackendChoice, agent: str, not_in: Mapping[str, str]) -> None:
-    """Raise `PrerequisiteError` if `agent` does not work in the chosen backend; `not_in` maps backends to reasons.
+    """Raise `PrerequisiteError` if `not_in`, reasons by backend, has the chosen one: `agent` does not work in it.
 
     Raises `ConfigError` for an unknown backend in `not_in`.
     """

@@ -254,8 +254,8 @@ class GuestBackend(SandboxBackend, ABC):
         self._opened += 1
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
-        # in a thread, since the kernel may take long
         held = prepared.size if prepared.packed else 0
+        # in a thread, since the kernel may take long
         group_creation = asyncio.create_task(asyncio.to_thread(limited._create_group, box.name, held))
         try:
             try:
@@ -339,7 +339,7 @@ class GuestBackend(SandboxBackend, ABC):
     def _group_limits(self, held: int) -> dict[str, int]:
         # a group also counts files in memory, and our own processes
         limits = self.limits
-        growth = limits.disk_bytes + 2 * limits.tmp_bytes if self.memory_folders else 0
+        growth = limits.disk_bytes + 2 * limits.tmp_bytes if self.memory_folders else 0  # 2: /tmp and /dev/shm
         return {
             "processes": limits.processes + _OWN_PROCESSES,
             "memory": limits.memory + held + growth + _OWN_MEMORY,

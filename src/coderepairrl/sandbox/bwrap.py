@@ -53,7 +53,7 @@ chown "$3:$3" layers/upper && mount -t overlay -o \
 """
 
 _PROTECT_PROC_SYS = ("--ro-bind", "/proc/sys", "/proc/sys")
-"""Not for a template, which mounts a ``/proc`` per guest: the kernel requires that its own has no submounts."""
+"""Not for a template, which mounts a ``/proc`` per guest: the kernel refuses if the template's has submounts."""
 _PRIVATE_FOLDERS = (WORKDIR, "/tmp", "/var/tmp", "/dev", "/proc", "/etc")
 """Folders private to each sandbox: a bind below one would be hidden, or could be moved by the sandbox."""
 _PROGRAMS = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/usr/games", "/bin", "/sbin")

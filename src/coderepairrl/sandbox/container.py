@@ -108,11 +108,12 @@ class Container(GuestBackend):
         if shutil.which(self.name) is None:
             raise PrerequisiteError(f"{self.name} is not installed", fix=install_command(self.package))
         answer = self._call("info", "--format", "{{json .}}")
+        # docker may exit with 0 although its daemon does not answer
         if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
             raise PrerequisiteError(f"{self.name} does not answer: {last_error_line(answer)}", fix=self.start_fix)
         self._controllers = self._read_controllers(json.loads(answer.stdout))
         guest_folder = self.state / "guest"
-        for folder in (guest_folder, self.state / "nothing"):
+        for folder in (guest_folder, self.state / "empty"):
             folder.mkdir(exist_ok=True)
             folder.chmod(0o755)
         (guest_folder / "filter").write_bytes(seccomp.assemble_filter())
@@ -188,7 +189,7 @@ class Container(GuestBackend):
             raise SandboxFault(
                 f"cannot make the socket {socket_folder}/control: {error}", fix="set TMPDIR to a shorter path"
             ) from error
-        empty_folder = self.state / "nothing"
+        empty_folder = self.state / "empty"
         mounts = [(socket_folder, _SOCKET), (prepared.archive, _ARCHIVE), (self.state / "guest", _GUEST)]
         for bind in contents.sort_outermost_first(self._binds):
             hidden = [target for _, target in contents.find_visible_answers([bind])]

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import os
 import pwd
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from coderepairrl.printable import remove_login
 from coderepairrl.processes import caches, hostgit
 from coderepairrl.processes.hostgit import git
 from coderepairrl.sandbox.commits import fetch_commits, find_commit_cache, select_cached_commits
+from coderepairrl.sandbox.guest.files import find_git_mode
 from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import find_image
 
@@ -46,7 +46,7 @@ _CLOSED_IN_HOMES = (
     ".ssh",
 )
 """Below a home: closed, with everything below."""
-_KEPT_SECONDS = 60
+_PERIOD_SECONDS = 60
 
 
 def check_may_be_shown(folder: Path) -> None:
@@ -62,7 +62,7 @@ def check_may_be_shown(folder: Path) -> None:
     cache_folders: tuple[Path, ...] = ()
     with contextlib.suppress(PrerequisiteError):  # no cache
         cache_folders = (caches.git_cache(), *caches.list_cache_folders())
-    around, closed = _find_private_folders(home, cache_folders, int(time.monotonic() // _KEPT_SECONDS))
+    around, closed = _find_private_folders(home, cache_folders, int(time.monotonic() // _PERIOD_SECONDS))
     if match := around.get(place):
         each, private_path = match
         raise _private_error(folder, f"contains {each}" if private_path != place else f"is {each}")
@@ -77,7 +77,7 @@ def _find_private_folders(
 ) -> tuple[dict[Path, tuple[Path, Path]], dict[Path, Path]]:
     """Map folders that are or contain a private one to its (name, path), and closed folders to their name.
 
-    Cached for a `period`: a plan checks a thousand folders, but links may change later.
+    Cached during a `period`: a plan checks a thousand folders, but links may change later.
     """
     # the first of `cache_folders`, fetched repositories, is closed with everything below
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
@@ -224,12 +224,11 @@ def read_folder_entries(folder: Path) -> Iterator[Entry]:
         subfolders[:] = sorted(name for name in subfolders if name not in links and name.lower() != ".git")
         for name in files + links:
             path = Path(parent, name)
-            mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                yield str(path.relative_to(folder)), "120000", os.fsencode(os.readlink(path))  # noqa: PTH115 - a Path would normalize it
-            elif stat.S_ISREG(mode) and name.lower() != ".git":
-                git_mode = "100755" if mode & stat.S_IXUSR else "100644"
-                yield str(path.relative_to(folder)), git_mode, path.read_bytes()
+            mode = find_git_mode(path.lstat().st_mode)
+            if mode == "120000":
+                yield str(path.relative_to(folder)), mode, os.fsencode(os.readlink(path))  # noqa: PTH115 - a Path would normalize it
+            elif mode and name.lower() != ".git":
+                yield str(path.relative_to(folder)), mode, path.read_bytes()
 
 
 def _is_repository(folder: Path) -> bool:
@@ -246,6 +245,7 @@ def _is_repository(folder: Path) -> bool:
 
 
 def _fetch_entries(url: str, commit: str) -> Iterator[Entry]:
+    # a generator: the fetch blocks the thread that reads the entries, not the caller's
     yield from _read_commit_entries(fetch_commits(url, [commit]), commit)
 
 

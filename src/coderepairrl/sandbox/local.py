@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from coderepairrl.errors import ConfigError
@@ -38,9 +38,6 @@ class UnsafeLocal(GuestBackend):
     def user(self) -> int | None:
         """None: commands run as you."""
         return None
-
-    def show(self, folders: Sequence[str]) -> None:
-        """Do nothing: every folder is visible."""
 
     def launch(
         self, box: Path, prepared: PreparedWorkspace, group: Cgroup | None, environment: Path | None

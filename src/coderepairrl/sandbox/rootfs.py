@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import images_cache
+from coderepairrl.sandbox.guest.files import find_git_mode
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 IMAGE_RECORD = "image.json"
@@ -111,7 +112,8 @@ def check_image_complete(where: str, user: int | None) -> None:
     work = folder / "tree" / image.workdir.lstrip("/")
     try:
         manifest: dict[str, list[str]] = json.loads((folder / "manifest.json").read_text())
-        changed = next((path for path, (mode, _) in manifest.items() if _read_git_mode(work / path) != mode), "")
+        modes = ((path, mode, find_git_mode((work / path).lstat().st_mode)) for path, (mode, _) in manifest.items())
+        changed = next((path for path, mode, present in modes if present != mode), "")
         if not changed and (folder / "git/refs/heads/main").read_text().strip() == image.base:
             return
     except (OSError, ValueError) as error:
@@ -120,15 +122,6 @@ def check_image_complete(where: str, user: int | None) -> None:
         f"image {where} is not as it was unpacked: {changed or folder / 'git'}",
         fix=f"rm -r {shlex.quote(str(folder))}, and prepare its tasks again (crrl tasks prepare)",
     )
-
-
-def _read_git_mode(path: Path) -> str:
-    mode = path.lstat().st_mode
-    if stat.S_ISLNK(mode):
-        return "120000"
-    if not stat.S_ISREG(mode):
-        return ""
-    return "100755" if mode & stat.S_IXUSR else "100644"
 
 
 LINKS = 40

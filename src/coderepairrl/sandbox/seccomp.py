@@ -23,11 +23,12 @@ _NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
 _X32 = 0x40000000  # x86_64 numbers from here on are the x32 interface, which would bypass every comparison
 
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: the network namespace confines them. AF_VSOCK is 40
+_ALLOWED_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: the network namespace confines them. AF_VSOCK is 40
 _NETLINK = 16  # only NETLINK_ROUTE (protocol 0): name resolution asks it for addresses
-_GUEST = 1  # its process id
+_GUEST_PID = 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # put characters into a terminal's input
 
+# Always denied: first calls with equal numbers on both machines.
 _SAME_NUMBERS = {
     "pidfd_getfd": 438, "process_madvise": 440, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431,
     "fsmount": 432, "fspick": 433, "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447,
@@ -69,7 +70,7 @@ _SHARED_AARCH64 = {
     "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "migrate_pages": 238, "move_pages": 239,
 }  # fmt: skip
 # Calls on another process of the same user, with the argument that holds its id. With `shared`, a process may name only
-# itself (0), otherwise any but the guest (1), which lower limits would kill. All processes of a user: always denied.
+# itself (0), otherwise any but the guest (1), which lower limits would kill. `_BY_USER`, on all of a user, are denied.
 _SELF_X86_64 = {
     "prlimit64": (302, _ARG0), "sched_setaffinity": (203, _ARG0), "sched_setscheduler": (144, _ARG0),
     "sched_setparam": (142, _ARG0), "sched_setattr": (314, _ARG0), "setpriority": (141, _ARG1),
@@ -122,6 +123,7 @@ _MACHINES = {
 
 
 def _instruction(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
+    # a jump is the number of instructions to skip
     return struct.pack("<HBBI", code, jump_true, jump_false, k)
 
 
@@ -163,7 +165,7 @@ def assemble_filter(machine: str = "", *, shared: bool = False, root: bool = Fal
             kind = _instruction(_LOAD, argument) + _instruction(_AND, 0o170000)  # S_IFMT
             parts.append(_when_equal(number, kind + devices + allow))
     for name, (number, argument) in target.on_self.items():
-        by_process = _when_equal(0, allow) + refuse if shared else _when_equal(_GUEST, refuse) + allow
+        by_process = _when_equal(0, allow) + refuse if shared else _when_equal(_GUEST_PID, refuse) + allow
         decision = _instruction(_LOAD, argument) + by_process
         if name in _BY_USER:
             decision = _instruction(_LOAD, _ARG0) + _when_equal(_BY_USER[name], refuse) + decision
@@ -173,7 +175,7 @@ def assemble_filter(machine: str = "", *, shared: bool = False, root: bool = Fal
     parts.append(_when_equal(target.clone, _instruction(_LOAD, _ARG0) + no_namespace))
     no_typing = _when_equal(_TIOCSTI, refuse) + _when_equal(_TIOCLINUX, refuse) + allow
     parts.append(_when_equal(target.ioctl, _instruction(_LOAD, _ARG1) + no_typing))
-    families = b"".join(_when_equal(family, allow) for family in _FAMILIES)
+    families = b"".join(_when_equal(family, allow) for family in _ALLOWED_FAMILIES)
     route = _when_equal(_NETLINK, _instruction(_LOAD, _ARG2) + _when_equal(0, allow) + no_family)
     parts.append(_when_equal(target.socket, _instruction(_LOAD, _ARG0) + families + route + no_family))
     return b"".join([*parts, allow])

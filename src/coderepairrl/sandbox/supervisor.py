@@ -122,7 +122,7 @@ def watch_limits(memory: int, threads: int) -> None:
                 # threads and resident pages, fields 20 and 24 in proc(5); the list begins at field 3, after the name
                 fields = read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
                 count, resident = count + int(fields[17]), resident + page * int(fields[21])
-        if resident > memory:  # it counts shared pages in each process; Pss divides them
+        if resident > memory:  # the sum counts shared pages in each process; Pss divides them
             resident = 0
             for pid in pids:
                 with contextlib.suppress(OSError):

@@ -43,8 +43,8 @@ class Files:
             mode = 0
         if mode and not stat.S_ISREG(mode):
             raise IsADirectoryError(21, "is a directory") if stat.S_ISDIR(mode) else PermissionError(13, "not a file")
-        is_locked = mode and not mode & stat.S_IWUSR
-        if is_locked:
+        is_read_only = mode and not mode & stat.S_IWUSR
+        if is_read_only:
             os.chmod(name, stat.S_IMODE(mode) | stat.S_IWUSR)
         try:
             self._replace(name, body)
@@ -53,7 +53,7 @@ class Files:
                 os.unlink(name)
             raise
         finally:
-            if is_locked:
+            if is_read_only:
                 os.chmod(name, stat.S_IMODE(mode))
         if old_mode:
             os.chmod(name, old_mode)
@@ -199,10 +199,8 @@ class DiffWalk:
             for path, mode in self._list_candidates(*folders.pop()):
                 if stat.S_ISDIR(mode):
                     deeper.append((path, mode))
-                elif stat.S_ISLNK(mode):
-                    yield path, "120000"
-                elif stat.S_ISREG(mode):
-                    yield path, "100755" if mode & stat.S_IXUSR else "100644"
+                elif git_mode := find_git_mode(mode):
+                    yield path, git_mode
             folders += sorted(deeper, key=lambda each: each[0] in self.base_folders)  # base's last, to be popped next
 
     def _list_candidates(self, folder: str, mode: int) -> Iterator[tuple[str, int]]:
@@ -240,6 +238,15 @@ class DiffWalk:
         if self.strays <= 0:
             self.left_out.append("(more files than are looked at)")
         return not name.endswith(".pyc")
+
+
+def find_git_mode(mode: int) -> str:
+    """Git's mode of a file or link with this mode; empty for anything else."""
+    if stat.S_ISLNK(mode):
+        return "120000"
+    if not stat.S_ISREG(mode):
+        return ""
+    return "100755" if mode & stat.S_IXUSR else "100644"
 
 
 def read_git_content(path: str, mode: str, most: int) -> bytes | None:

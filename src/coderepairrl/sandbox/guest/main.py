@@ -41,13 +41,13 @@ class ForkServer:
     all guests end.
     """
 
-    def __init__(self, requests: socket.socket, rules: int) -> None:
+    def __init__(self, requests: socket.socket, filter_descriptor: int) -> None:
         import ctypes
         import fcntl
         import gc
 
         self.requests, self.ioctl, self.libc = requests, fcntl.ioctl, ctypes.CDLL(None, use_errno=True)
-        with open(rules, "rb") as file:
+        with open(filter_descriptor, "rb") as file:
             self.filter = file.read()
         signal.signal(signal.SIGCHLD, self._reap)
         gc.freeze()
@@ -135,7 +135,7 @@ class Forked(Guest):
 
     def __init__(self, server: ForkServer, control: Control, archive: int) -> None:
         super().__init__(control)
-        self.server, self.content = server, archive
+        self.server, self.archive = server, archive
         ours = os.pidfd_open(self.pid)
         control.send({"forked": True}, descriptor=ours)  # the host uses it to end this guest
         os.close(ours)
@@ -151,7 +151,7 @@ class Forked(Guest):
         install_call_filter(self.server.filter)
 
     def _unpack(self, archive: str) -> None:
-        unpack(self.content, self.workdir)
+        unpack(self.archive, self.workdir)
 
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -161,7 +161,7 @@ PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # Landlock: the scopes are abstr
 class LandlockGuest(Guest):
     """A guest that shares the host's process ids; ``kill(-1)`` reaches our Landlock domain, which is the sandbox."""
 
-    def __init__(self, control: Control, rules: str) -> None:
+    def __init__(self, control: Control, filter_path: str) -> None:
         super().__init__(control)
         self.is_alone = True
         # Any domain denies links and renames between folders unless it allows them; this one allows them everywhere.
@@ -173,7 +173,7 @@ class LandlockGuest(Guest):
         beneath = struct.pack("=Qi", FS_REFER, root)
         check_call(self.libc.syscall(LANDLOCK_ADD_RULE, self.ruleset, PATH_BENEATH, beneath, 0), "landlock_add_rule")
         os.close(root)
-        with open(rules, "rb") as file:
+        with open(filter_path, "rb") as file:
             install_call_filter(file.read())
 
     def _prepare(self) -> None:
@@ -224,8 +224,8 @@ if __name__ == "__main__":
         ForkServer(connect(sys.argv[1]), int(sys.argv[2])).serve()
     control_end = Control(connect(sys.argv[1]))
     if not sys.argv[1].isdigit():  # in a container
-        with open(sys.argv[2], "rb") as rules:
-            install_call_filter(rules.read())
+        with open(sys.argv[2], "rb") as filter_file:
+            install_call_filter(filter_file.read())
         Guest(control_end).serve()
     confined = LandlockGuest(control_end, sys.argv[2])
     try:

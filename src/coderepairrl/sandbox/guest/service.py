@@ -190,7 +190,7 @@ class Guest:
         child_in, feed = os.pipe() if body else (self.null, -1)
         try:
             os.chdir(os.path.join(self.workdir, cwd))
-            main = self._spawn(argv, {**self.env, **env}, child_in, child_out)
+            pid = self._spawn(argv, {**self.env, **env}, child_in, child_out)
         except (OSError, ValueError) as error:
             for descriptor in {out, child_out, feed, child_in} - {-1, self.null}:
                 os.close(descriptor)
@@ -200,7 +200,7 @@ class Guest:
         os.close(child_out)
         if body:
             os.close(child_in)
-        command = RunningCommand(self, main, out, feed, body, started + timeout, max_bytes)
+        command = RunningCommand(self, pid, out, feed, body, started + timeout, max_bytes)
         header = command.run_to_end()
         header["seconds"] = time.monotonic() - started
         return header, bytes(command.output), None
@@ -318,9 +318,11 @@ class Guest:
 class RunningCommand:
     """A running command: collects its output, watches its time and memory."""
 
-    def __init__(self, guest: Guest, main: int, out: int, feed: int, body: bytes, deadline: float, cap: int) -> None:
-        self.guest, self.main, self.out, self.feed = guest, main, out, feed
-        self.body, self.deadline, self.cap = memoryview(body), deadline, cap
+    def __init__(
+        self, guest: Guest, pid: int, out: int, feed: int, body: bytes, deadline: float, max_bytes: int
+    ) -> None:
+        self.guest, self.pid, self.out, self.feed = guest, pid, out, feed
+        self.body, self.deadline, self.max_bytes = memoryview(body), deadline, max_bytes
         self.output, self.truncated = bytearray(), False
         os.set_blocking(out, False)
         if feed >= 0:
@@ -387,16 +389,16 @@ class RunningCommand:
 
     def _reap(self) -> int | None:
         """Reap ended processes; returns the command's status if it has ended."""
-        main_status = None
+        command_status = None
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return main_status
+                return command_status
             if pid == 0:
-                return main_status
-            if pid == self.main:
-                main_status = status
+                return command_status
+            if pid == self.pid:
+                command_status = status
 
     def _read_output(self) -> bool:
         """Read some output; returns whether more may follow."""
@@ -404,7 +406,7 @@ class RunningCommand:
             data = os.read(self.out, 1 << 16)
         except BlockingIOError:
             return True
-        room = self.cap - len(self.output)
+        room = self.max_bytes - len(self.output)
         self.truncated |= len(data) > room
         self.output += data[: max(room, 0)]
         return bool(data)

@@ -201,6 +201,7 @@ class Child:
             self._writer.write(_encode_sizes(pieces))
             for piece in pieces:
                 for start in range(0, len(piece), _SLICE):
+                    # a short piece is not copied
                     self._writer.write(piece if len(piece) <= _SLICE else piece[start : start + _SLICE])
                     await self._writer.drain()
                     await asyncio.sleep(0)

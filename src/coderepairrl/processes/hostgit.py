@@ -62,7 +62,9 @@ DIFF = (
 _APPEARANCE = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "autocrlf", "eol", "trustctime", "checkstat")
 """Settings in ``core`` without which unchanged files could look modified."""
 _FORMATS = ("objectformat", "refstorage")
+# a value of a copied setting; others could add lines to our configuration
 _WORD = re.compile(r"[A-Za-z0-9-]*")
+# size of a file that git's own ones never reach
 _MAX_BYTES = 1 << 20
 _TREE_SETTINGS = {".gitignore", ".gitattributes"}
 """Files that git reads in any folder of a working tree."""
@@ -173,7 +175,7 @@ def find_local_repository(url: str) -> Repository | None:
     """Find the repository at `url`; None if not a local path. Raises `TaskError`."""
     if url.startswith("file://"):
         path = Path(unquote(url.removeprefix("file://")))
-    elif re.match(r"[^/]*:", url):
+    elif re.match(r"[^/]*:", url):  # a scheme, or a host as in host:path
         return None
     else:
         path = Path(url)

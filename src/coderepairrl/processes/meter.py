@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-_BEGAN = time.time() - time.monotonic()
+_MONOTONIC_ZERO = time.time() - time.monotonic()  # as Unix time
 
 
 def unix_time() -> float:
     """Unix time in seconds, unaffected by adjustments of the machine's clock."""
-    return _BEGAN + time.monotonic()
+    return _MONOTONIC_ZERO + time.monotonic()
 
 
 class ResourceUsage(NamedTuple):

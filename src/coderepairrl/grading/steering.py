@@ -53,6 +53,7 @@ _IN_EVERY_PYTHON = {
     name for name in sys.stdlib_module_names - {"nt", "msvcrt", "winreg", "winsound"} if not name.startswith("_")
 }
 _IMPORT_SUFFIXES = (".py", ".pyc", ".pyo", ".so", ".pyd")
+# diff lines that may name files, and what separates the parts of their paths
 _NAME_LINE = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
 _PATH_SEPARATORS = re.compile(rb"[/\s\"]+")
 

@@ -226,7 +226,7 @@ def _make_recorder():
             sys.addaudithook(hook)
             freeze()
         else:
-            depth, send = 2, lambda event, *args: hook(event, args)
+            depth, send = 2, lambda event, *args: hook(event, args)  # one frame more to the sender: the lambda's
         return send, float(test_seconds), float(run_seconds)
 
     send, test_seconds, run_seconds = install_hook()

@@ -37,7 +37,7 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
     script_file = os.path.normpath(os.path.join(start_folder, script))
 
     def find_origin(root, check_sources, index, *arguments):
-        """Call the function number `index` of `make_origin_finders`, loaded when first needed."""
+        """Call a function of `make_origin_finders`, loaded when first needed: 1 `find_raiser`, 2 `find_caller`."""
         if "make_origin_finders" not in helpers:
             run(origins_text, helpers)
         has_no_check_files = len(check_sources) == 1  # only the script
@@ -102,7 +102,7 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
             sys.addaudithook(hook)
             freeze()
         else:
-            depth, send = 2, lambda event, *args: hook(event, args)
+            depth, send = 2, lambda event, *args: hook(event, args)  # one frame more to the sender: the lambda's
         return send, root, check_sources
 
     if uses_unittest:

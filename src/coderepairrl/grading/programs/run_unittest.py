@@ -84,6 +84,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
 
         def print_report(well):
             check_runner(True)
+            # a skipped "setUpClass (module.Class)": the tests of the class do not run
             excused = tuple(name.partition("(")[2][:-1] + "." for name, n in results.items() if n == 1 and "(" in name)
             missed = [each for each in cases.values() if each.id() not in results and not each.id().startswith(excused)]
             for name in results if problems else ():
@@ -160,7 +161,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
             sys.addaudithook(hook)
             freeze()
         else:
-            depth, send = 2, lambda event, *args: hook(event, args)
+            depth, send = 2, lambda event, *args: hook(event, args)  # one frame more to the sender: the lambda's
         return send, float(test_seconds), float(run_seconds)
 
     loader, inherited_code = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.source_to_code

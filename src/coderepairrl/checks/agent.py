@@ -32,7 +32,7 @@ PROMPT = "add(a, b) in add.py subtracts. Repair it."
 SOURCE = "def add(a, b):\n    return a - b\n"
 # Qwen Code refuses a bare `sed -i`; the shell of the original Nano has no redirection.
 EDIT = "env sed -i 's/a - b/a + b/' add.py"
-_EDITS = f"add.py\n{HEAD}\n    return a - b\n=======\n    return a + b\n>>>>>>> REPLACE\n"
+_EDIT_REPLY = f"add.py\n{HEAD}\n    return a - b\n=======\n    return a + b\n>>>>>>> REPLACE\n"
 _COUNT = "echo x >> count.txt"
 # Values of a tool's other required arguments, by type.
 _FILLERS: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
@@ -65,7 +65,7 @@ class _Trial:
     @property
     def conversation(self) -> list[Request]:
         """Longest conversation, preferably with tools; others are side calls."""
-        conversations: dict[_Opening, list[Request]] = defaultdict(list)
+        conversations: dict[_ConversationKey, list[Request]] = defaultdict(list)
         for request in self.requests:
             conversations[_conversation_key(request)].append(request)
         return max(conversations.values(), key=lambda each: (len(each), bool(each[0].get("tools"))), default=[])
@@ -213,7 +213,7 @@ async def _takes_edits(attempt: _Attempt) -> bool:
 
 
 async def _check_repair_by_edits(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: Answer(_EDITS), Limits())
+    trial = await attempt(lambda request: Answer(_EDIT_REPLY), Limits())
     requests = trial.requests
     stated = bool(requests) and all(is_mentioned([request], PROMPT) for request in requests)
     return [
@@ -230,7 +230,7 @@ async def _check_empty_reply(attempt: _Attempt) -> list[Finding]:
 
 
 async def _check_one_call(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: Answer(_EDITS), Limits(calls=1))
+    trial = await attempt(lambda request: Answer(_EDIT_REPLY), Limits(calls=1))
     held = len(trial.requests) == 1 and trial.ending in ("submitted", "calls")
     return [Finding("a limit of 1 call allows 1", held, f"{len(trial.requests)} requests, {trial.ending}")]
 
@@ -341,10 +341,10 @@ def _describe_recorded_calls(trial: _Trial) -> str:
     return calls + (f"{forks} of which fork" if forks else "one conversation")
 
 
-_Opening = tuple[bool, str, str]
+_ConversationKey = tuple[bool, str, str]
 
 
-def _conversation_key(request: Request) -> _Opening:
+def _conversation_key(request: Request) -> _ConversationKey:
     """Key of a conversation: whether it has tools, system prompt, question."""
     texts = [(message["role"], str(message.get("content"))) for message in request["messages"]]
     system = next((text for role, text in texts if role in ("system", "developer")), "")
@@ -356,12 +356,12 @@ def _make_repair_script() -> Behaviour:
     """Script that looks, edits and finishes."""
     # Steps are counted by conversation, so that side calls (for a title, say) take none.
     steps: list[Callable[[Request], Answer]] = [_make_look_answer, _make_edit_answer, _make_final_answer]
-    counts: Counter[_Opening] = Counter()
+    counts: Counter[_ConversationKey] = Counter()
 
     def script(request: Request) -> Answer:
-        opening = _conversation_key(request)
-        counts[opening] += 1
-        return steps[min(counts[opening], len(steps)) - 1](request)
+        key = _conversation_key(request)
+        counts[key] += 1
+        return steps[min(counts[key], len(steps)) - 1](request)
 
     return script
 

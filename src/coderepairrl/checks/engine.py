@@ -358,13 +358,14 @@ async def _sample_during_sleep(
     while not all(answer.ids for answer in answers):
         await asyncio.sleep(0.001)
     await candidate.engine.sleep()
-    before = -1
-    # wait until all tokens sampled before have arrived
-    while before != (before := sum(len(answer.ids) for answer in answers)):
+    arrived = -1
+    # wait until all tokens sampled before the sleep have arrived
+    while (count := sum(len(answer.ids) for answer in answers)) != arrived:
+        arrived = count
         await asyncio.sleep(0.5)
     late = asyncio.ensure_future(candidate.ask(prompts[0], GREEDY))
     await asyncio.sleep(0.5)
-    expect(sum(len(answer.ids) for answer in answers) == before and not late.done(), "it samples while it sleeps")
+    expect(sum(len(answer.ids) for answer in answers) == arrived and not late.done(), "it samples while it sleeps")
     was_sampling = not any(each.done() for each in reading)
     await wake()
     await asyncio.gather(*reading)

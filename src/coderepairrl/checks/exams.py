@@ -214,4 +214,4 @@ KINDS: dict[str, tuple[str, Exam]] = {
     "model": ("builtin:tiny", _examine_model_name),
     "crash": ("each", _examine_crash_name),
 }
-"""Seams, environments, models and the crash test, with default implementations."""
+"""Interfaces, environments, models and the crash test, with default implementations."""

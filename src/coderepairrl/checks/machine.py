@@ -21,14 +21,17 @@ from coderepairrl.sandbox.interpreter import install_command
 
 def examine_machine() -> list[Finding]:
     """Findings about all prerequisites of runs."""
-    python = Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} at {sys.executable}")
+    git = hostgit.read_git_version()
+    sandboxes = sandbox.check_backends()
+    gib = shutil.disk_usage(Path.cwd()).free / (1 << 30)
     return [
-        python,
-        _git_finding(),
+        Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} at {sys.executable}"),
+        Finding("git", True, git) if git else Finding("git", False, "not found", install_command("git")),
         *_package_findings(),
-        *_sandbox_findings(),
+        _isolation_finding([finding.name for finding in sandboxes if finding.ok]),
+        *(finding._replace(name=f"sandbox {finding.name}") for finding in sandboxes),
         _memory_finding(),
-        _disk_finding(),
+        Finding("disk", gib >= 1, f"{gib:.1f} GiB free here", "free 1 GiB, or set run.dir to another disk"),
         _gpu_finding(),
     ]
 
@@ -41,13 +44,6 @@ def format_finding(finding: Finding) -> str:
     return f"{mark}  {name:<28} {logged(finding.detail)}".rstrip() + fix
 
 
-def _git_finding() -> Finding:
-    version = hostgit.read_git_version()
-    if version is None:
-        return Finding("git", False, "not found", install_command("git"))
-    return Finding("git", True, version)
-
-
 def _package_findings() -> list[Finding]:
     findings = []
     for package in ("torch", "transformers", "renderers"):
@@ -57,12 +53,6 @@ def _package_findings() -> list[Finding]:
             detail = "not installed: models can only run elsewhere, behind a URL"
             findings.append(Finding(package, False, detail, install_extra("train"), required=False))
     return findings
-
-
-def _sandbox_findings() -> list[Finding]:
-    findings = sandbox.check_backends()
-    usable = [finding.name for finding in findings if finding.ok]
-    return [_isolation_finding(usable), *(finding._replace(name=f"sandbox {finding.name}") for finding in findings)]
 
 
 def _isolation_finding(usable: Sequence[str]) -> Finding:
@@ -84,11 +74,6 @@ def _memory_finding() -> Finding:
     available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
     gib = int(available.split()[1]) / (1 << 20)
     return Finding("memory", gib >= 2, f"{gib:.1f} GiB available", "close other programs: 2 GiB are needed")
-
-
-def _disk_finding() -> Finding:
-    gib = shutil.disk_usage(Path.cwd()).free / (1 << 30)
-    return Finding("disk", gib >= 1, f"{gib:.1f} GiB free here", "free 1 GiB, or set run.dir to another disk")
 
 
 def _gpu_finding() -> Finding:

@@ -37,7 +37,7 @@ class Target(NamedTuple):
 
     folder: Path
     word: str
-    """Held by secrets alone; probes know its halves."""
+    """Random text in the secrets only; probes get its halves."""
     env: Mapping[str, str]
     user: int | None
     """User id of plain processes, for root."""

@@ -237,14 +237,9 @@ def set_user_id() -> None:
 
 
 def kill_by_descriptors() -> None:
-    """Kill processes whose descriptors can be listed."""
-    for pid in (os.getppid(), os.getppid() and 1):
-        try:
-            os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        if pid != 1 or os.getppid() == 1:  # another process 1 is not the keeper
-            os.kill(pid, 9)
+    """Kill the keeper if its descriptors can be listed."""
+    os.listdir(f"/proc/{os.getppid()}/fd")
+    os.kill(os.getppid(), 9)
 
 
 def forged_frame() -> None:

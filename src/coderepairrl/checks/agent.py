@@ -84,26 +84,18 @@ async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> 
     reach the host's loopback.
     """
     with _open_exam(agent, backend or UnsafeLocal()) as attempt:
-        checks = [
-            _check_repair,
-            _check_call_limit,
-            _check_several_calls,
-            _check_token_limit,
-            _check_full_context,
-            _check_time_limit,
-            _check_slow_model,
-            _check_broken_endpoint,
-        ]
-        if await _takes_edits(attempt):
-            checks = [
-                _check_repair_by_edits,
-                _check_empty_reply,
-                _check_one_call,
-                _check_full_context,
-                _check_slow_model,
-                _check_broken_endpoint,
-            ]
-        return [finding for check in checks for finding in await check(attempt)]
+        first = await attempt(lambda request: Answer("I do not know."), Limits())
+        takes_edits = not any(request.get("tools") for request in first.requests) and is_mentioned(first.requests, HEAD)
+        findings = await (_examine_edits(attempt, first) if takes_edits else _examine_commands(attempt))
+        full = await attempt(lambda request: Answer(status=400, code="context_length_exceeded"), Limits())
+        slow = await attempt(lambda request: Answer("Late.", delay=5.0), Limits(seconds=1.0))
+        broken = await attempt(lambda request: Answer(status=502), Limits(seconds=5.0))
+    return [
+        *findings,
+        Finding("a full context is an ending, not an error", full.ending == "tokens", full.ending),
+        _time_limit_finding("a slow model ends with the time limit", slow),
+        Finding("a broken endpoint is a fault", isinstance(broken.attempt.fault, RemoteFault), broken.ending),
+    ]
 
 
 @contextmanager
@@ -147,7 +139,7 @@ def make_command_answer(request: Request, *commands: str, tokens: int | None = N
     (smolagents) call ``shell``.
     """
     functions = [tool["function"] for tool in request.get("tools") or ()]
-    for named in (("cmd", "command", "commands"), ()):
+    for named in (("cmd", "command", "commands"), ()):  # in the second pass, a tool's only required argument
         for function in functions:
             parameters = function.get("parameters") or {}
             properties, required = parameters.get("properties", {}), parameters.get("required", [])
@@ -179,23 +171,53 @@ def is_mentioned(requests: list[Request], text: str) -> bool:
     return any(text in str(message) for request in requests for message in request["messages"])
 
 
-async def _check_repair(attempt: _Attempt) -> list[Finding]:
+async def _examine_edits(attempt: _Attempt, empty: _Trial) -> list[Finding]:
+    # `empty` had a reply without edits
+    repair = await attempt(lambda request: Answer(_EDIT_REPLY), Limits())
+    one_call = await attempt(lambda request: Answer(_EDIT_REPLY), Limits(calls=1))
+    requests = repair.requests
+    is_stated = bool(requests) and all(is_mentioned([request], PROMPT) for request in requests)
+    is_empty = empty.ending == "submitted" and not empty.attempt.patch
+    is_limited = len(one_call.requests) == 1 and one_call.ending in ("submitted", "calls")
+    return [
+        *_submission_findings(repair),
+        Finding("states the issue", is_stated, f"{len(requests)} requests"),
+        Finding("shows the code", is_mentioned(requests, "return a - b")),
+        Finding("a reply without edits is an empty patch", is_empty, empty.ending),
+        Finding("a limit of 1 call allows 1", is_limited, f"{len(one_call.requests)} requests, {one_call.ending}"),
+    ]
+
+
+async def _examine_commands(attempt: _Attempt) -> list[Finding]:
     steps = iter([[_COUNT], ["cat add.py"], [EDIT]])
 
     def script(request: Request) -> Answer:
         commands = next(steps, None)
         return make_command_answer(request, *commands) if commands else Answer("Repaired.")
 
-    trial = await attempt(script, Limits())
-    requests = trial.requests
-    appended = all(
+    repair = await attempt(script, Limits())
+    single = await attempt(lambda request: make_command_answer(request, _COUNT), Limits(calls=3))
+    several = await attempt(lambda request: make_command_answer(request, _COUNT, _COUNT), Limits(calls=3))
+    spent = await attempt(lambda request: make_command_answer(request, _COUNT, tokens=5000), Limits(tokens=5000))
+    long = await attempt(lambda request: make_command_answer(request, "sleep 30"), Limits(seconds=1.0))
+    requests = repair.requests
+    is_appended = all(
         later["messages"][: len(earlier["messages"])] == earlier["messages"] for earlier, later in pairwise(requests)
     )
+    is_exact = single.executed == 3 and single.ending == "calls"
+    is_limited = several.executed <= 3 and several.ending == "calls"
+    is_ended = len(spent.requests) == 1 and spent.ending == "tokens"
     return [
-        *_submission_findings(trial),
+        *_submission_findings(repair),
         Finding("states the issue", is_mentioned(requests[:1], PROMPT)),
         Finding("shows what commands print", is_mentioned(requests, "return a - b")),
-        Finding("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
+        Finding("history is appended only", is_appended and len(requests) > 3, f"{len(requests)} requests"),
+        Finding("a limit of 3 calls allows 3", is_exact, f"{single.executed} executed, {single.ending}"),
+        Finding(
+            "several calls in a reply do not overshoot", is_limited, f"{several.executed} executed, {several.ending}"
+        ),
+        Finding("spent tokens end it", is_ended, f"{len(spent.requests)} requests, {spent.ending}"),
+        _time_limit_finding("a long command ends with the time limit", long),
     ]
 
 
@@ -207,73 +229,10 @@ def _submission_findings(trial: _Trial) -> list[Finding]:
     ]
 
 
-async def _takes_edits(attempt: _Attempt) -> bool:
-    trial = await attempt(lambda request: Answer("I do not know."), Limits())
-    return not any(request.get("tools") for request in trial.requests) and is_mentioned(trial.requests, HEAD)
-
-
-async def _check_repair_by_edits(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: Answer(_EDIT_REPLY), Limits())
-    requests = trial.requests
-    stated = bool(requests) and all(is_mentioned([request], PROMPT) for request in requests)
-    return [
-        *_submission_findings(trial),
-        Finding("states the issue", stated, f"{len(requests)} requests"),
-        Finding("shows the code", is_mentioned(requests, "return a - b")),
-    ]
-
-
-async def _check_empty_reply(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: Answer("I do not know."), Limits())
-    ended = trial.ending == "submitted" and not trial.attempt.patch
-    return [Finding("a reply without edits is an empty patch", ended, trial.ending)]
-
-
-async def _check_one_call(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: Answer(_EDIT_REPLY), Limits(calls=1))
-    held = len(trial.requests) == 1 and trial.ending in ("submitted", "calls")
-    return [Finding("a limit of 1 call allows 1", held, f"{len(trial.requests)} requests, {trial.ending}")]
-
-
-async def _check_call_limit(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: make_command_answer(request, _COUNT), Limits(calls=3))
-    exact = trial.executed == 3 and trial.ending == "calls"
-    return [Finding("a limit of 3 calls allows 3", exact, f"{trial.executed} executed, {trial.ending}")]
-
-
-async def _check_several_calls(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: make_command_answer(request, _COUNT, _COUNT), Limits(calls=3))
-    held = trial.executed <= 3 and trial.ending == "calls"
-    return [Finding("several calls in a reply do not overshoot", held, f"{trial.executed} executed, {trial.ending}")]
-
-
-async def _check_token_limit(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: make_command_answer(request, _COUNT, tokens=5000), Limits(tokens=5000))
-    held = len(trial.requests) == 1 and trial.ending == "tokens"
-    return [Finding("spent tokens end it", held, f"{len(trial.requests)} requests, {trial.ending}")]
-
-
-async def _check_full_context(attempt: _Attempt) -> list[Finding]:
-    full = Answer(status=400, code="context_length_exceeded")
-    trial = await attempt(lambda request: full, Limits())
-    return [Finding("a full context is an ending, not an error", trial.ending == "tokens", trial.ending)]
-
-
-async def _check_time_limit(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: make_command_answer(request, "sleep 30"), Limits(seconds=1.0))
-    held = trial.attempt.seconds < 1.0 + _SLACK and trial.limit == "time"
-    return [Finding("a long command ends with the time limit", held, f"{trial.attempt.seconds:.1f} s, {trial.ending}")]
-
-
-async def _check_slow_model(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: Answer("Late.", delay=5.0), Limits(seconds=1.0))
-    held = trial.attempt.seconds < 1.0 + _SLACK and trial.limit == "time"
-    return [Finding("a slow model ends with the time limit", held, f"{trial.attempt.seconds:.1f} s, {trial.ending}")]
-
-
-async def _check_broken_endpoint(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: Answer(status=502), Limits(seconds=5.0))
-    return [Finding("a broken endpoint is a fault", isinstance(trial.attempt.fault, RemoteFault), trial.ending)]
+def _time_limit_finding(name: str, trial: _Trial) -> Finding:
+    # of a trial with a limit of 1 s
+    seconds = trial.attempt.seconds
+    return Finding(name, seconds < 1.0 + _SLACK and trial.limit == "time", f"{seconds:.1f} s, {trial.ending}")
 
 
 _MANY_TOKENS = 200_000  # More than any program's first request has.

@@ -319,20 +319,17 @@ class _Trial:
         return False
 
     def _has_victim(self, controller: int, victim: str) -> bool:
-        if victim == "gateway":
-            return self._is_in_episode()
-        return victim not in _COMMAND_PARTS or bool(_find_victims(controller, victim))
+        if victim != "gateway":
+            return victim not in _COMMAND_PARTS or bool(_find_victims(controller, victim))
+        types = [record["type"] for record in self.folder.records()] if self._has_log() else []
+        since_start = types[len(types) - types[::-1].index("start") :] if "start" in types else []
+        return since_start.count("episode") > since_start.count("verdict")
 
     def _has_log(self) -> bool:
         try:
             return open_run(self.folder.path).log.stat().st_size > 0
         except (UsageError, OSError):
             return False
-
-    def _is_in_episode(self) -> bool:
-        types = [record["type"] for record in self.folder.records()] if self._has_log() else []
-        since_start = types[len(types) - types[::-1].index("start") :] if "start" in types else []
-        return since_start.count("episode") > since_start.count("verdict")
 
     def list_remains(self, caches: Container[str]) -> list[str]:
         """List what an ended run left, except `caches` of libraries."""

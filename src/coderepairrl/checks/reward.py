@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.registry import Finding
 from coderepairrl.rewards import make_patched_episode
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.types import Checks, Command, Task
 
 _SOURCE = '''"""Limits."""
@@ -44,10 +44,8 @@ _CHECKS = Checks(
 
 def _make_line_patch(number: int, new: str) -> bytes:
     """Make a diff that replaces line `number` (from 1) by `new`."""
-    old = _SOURCE.splitlines(True)
-    changed = [*old[: number - 1], *new.splitlines(True), *old[number:]]
-    diff = "".join(difflib.unified_diff(old, changed, "a/limits.py", "b/limits.py"))
-    return f"diff --git a/limits.py b/limits.py\n{diff}".encode()
+    lines = _SOURCE.splitlines(True)
+    return format_diff("limits.py", _SOURCE, "".join([*lines[: number - 1], new, *lines[number:]]))
 
 
 _ORACLE = _make_line_patch(8, "        return high\n")

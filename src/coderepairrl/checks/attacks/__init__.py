@@ -98,24 +98,22 @@ class Outside:
 
     def _run(self, argv: Sequence[str], timeout: float) -> ExecResult:
         with tempfile.TemporaryFile() as out:  # a pipe would wait for daemons that hold it
-            process = subprocess.Popen(
-                command_as(self.user, argv),
-                cwd=self.work,
-                env={**os.environ, **self.target.env, "HOME": str(self.work.parent), "LC_ALL": "C.UTF-8"},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            timed_out = False
             try:
-                process.wait(timeout)
+                done = subprocess.run(
+                    command_as(self.user, argv),
+                    cwd=self.work,
+                    env={**os.environ, **self.target.env, "HOME": str(self.work.parent), "LC_ALL": "C.UTF-8"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    timeout=timeout,
+                )
+                code, timed_out = done.returncode, False
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                timed_out = True
+                code, timed_out = -signal.SIGKILL, True
             out.seek(0)
-            return ExecResult(process.returncode & 0xFF, out.read(), timed_out=timed_out)
+            return ExecResult(code & 0xFF, out.read(), timed_out=timed_out)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file, also through links."""

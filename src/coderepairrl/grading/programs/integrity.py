@@ -10,7 +10,7 @@ def snapshot(packages):
     import builtins
     import sys
 
-    python_types = (type, type(snapshot), staticmethod, classmethod, property)
+    definitions, wrappers = (type, type(snapshot)), (staticmethod, classmethod, property)
     special = ("__getattribute__", "__getattr__", "__setattr__", "__init_subclass__", "__new__", "__call__")
     # honest code may replace these
     replaceable = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")
@@ -25,7 +25,7 @@ def snapshot(packages):
 
     def add_members(space, label):
         for name, value in list(space.items()):
-            if isinstance(value, python_types[2:]) or (isinstance(value, python_types[:2]) and is_of_packages(value)):
+            if isinstance(value, wrappers) or (isinstance(value, definitions) and is_of_packages(value)):
                 add(space, name, value, label + "." + name)
             if isinstance(value, type) and id(value) not in seen_classes and is_of_packages(value):
                 seen_classes.add(id(value))

@@ -36,26 +36,30 @@ def make_test_result(kind: Any, statuses: dict[str, str]) -> Any:
     return kind(*map(len, sets), *sets)
 
 
-def judge_log(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def judge_log(harness: Any, question: dict[str, Any]) -> dict[str, Any]:
     """Judge one log as ``gen_report.py`` does (``gen_eval_reports``)."""
-    numbered = {"org": asked["org"], "repo": asked["repo"], "number": 0}
+    numbered = {"org": question["org"], "repo": question["repo"], "number": 0}
     details = {"state": "", "title": "", "body": "", "resolved_issues": [], "fix_patch": "", "test_patch": ""}
-    details |= {"base": harness["Base"]("", "", ""), "tag": asked["tag"], "number_interval": asked["number_interval"]}
+    details |= {
+        "base": harness["Base"]("", "", ""),
+        "tag": question["tag"],
+        "number_interval": question["number_interval"],
+    }
     config = harness["Config"](need_clone=False, global_env=None, clear_env=False)
     instance = harness["Instance"].create(harness["PullRequest"](**numbered, **details), config)
-    fixed = instance.parse_log(asked["log"])
+    fixed = instance.parse_log(question["log"])
     kind = harness["TestResult"]
     report = harness["Report"](
         **numbered,
-        run_result=make_test_result(kind, asked["run"]),
-        test_patch_result=make_test_result(kind, asked["test"]),
+        run_result=make_test_result(kind, question["run"]),
+        test_patch_result=make_test_result(kind, question["test"]),
         fix_patch_result=fixed,
     )
     statuses = {name: status.value for name, status in fixed._tests.items()}
     by_status = {"PASS": report.p2p_tests, "FAIL": report.f2p_tests, "SKIP": report.s2p_tests, "NONE": report.n2p_tests}
-    failed = [name for name in asked["named"] if name not in by_status[asked["test"].get(name, "NONE")]]
+    failed = [name for name in question["named"] if name not in by_status[question["test"].get(name, "NONE")]]
     if not report.valid:  # an invalid report has sorted no tests
-        failed = [name for name in asked["named"] if statuses.get(name) != "PASS"]
+        failed = [name for name in question["named"] if statuses.get(name) != "PASS"]
         failed += [name for name, status in statuses.items() if status == "FAIL" and name not in failed]
     has_results = fixed.all_count > 0
     return {"found": has_results, "resolved": bool(report.valid) and not failed, "failed": failed, "statuses": statuses}

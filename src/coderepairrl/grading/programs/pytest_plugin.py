@@ -111,8 +111,8 @@ def _make_recorder():
             return "" if frame is session[0] else "a thread"
 
         def check_runner(manager, now=False):
-            begun = tick()
-            if not now and begun < next_check[0]:
+            started = tick()
+            if not now and started < next_check[0]:
                 return
             label = find_changed() or (any(map(find_foreign, list_all_codes(gc.callbacks))) and "gc.callbacks")
             for plugin in manager.get_plugins():
@@ -121,7 +121,7 @@ def _make_recorder():
                     label = label or (find_plugin_file(plugin) and "the plugins of pytest")
             if label:
                 problems.append("code under test changes " + label)
-            next_check[0] = tick() + 20 * (tick() - begun)  # takes at most a twentieth of the time
+            next_check[0] = tick() + 20 * (tick() - started)  # takes at most a twentieth of the time
 
         def write_report(exitstatus, manager):
             check_runner(manager, True)

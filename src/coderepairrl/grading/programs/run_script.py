@@ -87,7 +87,7 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
             elif args[0] == "returned":
                 returned.add(id(args[1]))
             elif args[0] == "addSuccess":
-                if seen(args[1]) and id(args[1]) not in returned:
+                if sends_returned(args[1]) and id(args[1]) not in returned:
                     problems.append(args[1].id() + " did not come to its end")
             elif args[0] == "addExpectedFailure":
                 if not any(b"expectedFailure" in text for text in check_sources.values()):
@@ -106,7 +106,7 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
         return send, root, check_sources
 
     if uses_unittest:
-        seen = helpers["watch"](unittest, lambda *event: send(*event))
+        sends_returned = helpers["watch"](unittest, lambda *event: send(*event))
 
         def wrap_result_method(name):
             inherited = getattr(unittest.TestResult, name)

@@ -66,7 +66,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
 
         def has_passed(test, caller):
             """Whether `caller` reports the success of a test that ran to its end."""
-            if id(test) not in cases or (seen(test) and id(test) not in returned):
+            if id(test) not in cases or (sends_returned(test) and id(test) not in returned):
                 return False
             return type(test).run not in runs or (caller.f_code is run_code and caller.f_locals.get("self") is test)
 
@@ -74,15 +74,15 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
             results[name] = max(outcome, results.get(name, outcome))
 
         def check_runner(now=False):
-            begun = tick()
-            if not now and begun < next_check[0]:
+            started = tick()
+            if not now and started < next_check[0]:
                 return
             label = find_changed() or (any(map(find_foreign, list_all_codes(gc.callbacks))) and "gc.callbacks")
             if label:
                 problems.append("code under test changes " + label)
-            next_check[0] = tick() + 20 * (tick() - begun)  # take at most a twentieth of the time
+            next_check[0] = tick() + 20 * (tick() - started)  # take at most a twentieth of the time
 
-        def print_report(well):
+        def print_report(is_passed):
             check_runner(True)
             # a skipped "setUpClass (module.Class)": the tests of the class do not run
             excused = tuple(name.partition("(")[2][:-1] + "." for name, n in results.items() if n == 1 and "(" in name)
@@ -91,11 +91,10 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
                 results[name] = 2
             if problems:
                 write(2, ("\n" + problems[0]).encode())
-            well = well and not problems and not missed and 2 not in results.values()
-            rest = ("\n" + dump({"word": word, "ok": well, "outcomes": results})).encode()
+            is_passed = is_passed and not problems and not missed and 2 not in results.values()
+            rest = ("\n" + dump({"word": word, "ok": is_passed, "outcomes": results})).encode()
             while rest:
                 rest = rest[write(1, rest) :]
-            return well
 
         def hook(event, args):
             if event.startswith("gc.get_") and not frozen():
@@ -173,7 +172,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
         return results[0] if results else inherited_code(self, data, path, **options)
 
     loader.source_to_code = source_to_code
-    seen = watch(unittest, lambda *event: send(*event))
+    sends_returned = watch(unittest, lambda *event: send(*event))
     send, test_seconds, run_seconds = install_hook()
     clock = Clock(test_seconds, run_seconds)
     ours = "Clock find_rewritten make_comparison make_origin_finders read_sources snapshot watch _witness"
@@ -219,10 +218,10 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
     sys.argv[0] = "python -m unittest"
     flush = sys.stdout.flush
     ended = unittest.main(module=None, testRunner=Runner, exit=False)
-    well = ended.result.wasSuccessful()
+    is_passed = ended.result.wasSuccessful()
     flush()
-    send("crrl", well)
-    sys.exit(not well)
+    send("crrl", is_passed)
+    sys.exit(not is_passed)
 
 
 if __name__ == "__main__":

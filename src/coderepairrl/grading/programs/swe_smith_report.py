@@ -14,30 +14,30 @@ from typing import Any
 from coderepairrl.grading.programs.absent import register_package, stub_modules
 
 
-def describe_test_run(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def describe_test_run(harness: Any, question: dict[str, Any]) -> dict[str, Any]:
     """Describe how an instance's tests are run."""
-    instance = make_row(asked)
+    instance = make_row(question)
     profile = harness.registry.get_from_inst(instance)
     command, _ = profile.get_test_cmd(instance)
     return {"command": command, "files": list(map(list, profile.get_test_files(instance))), "seconds": profile.timeout}
 
 
-def make_row(asked: dict[str, Any]) -> dict[str, Any]:
+def make_row(question: dict[str, Any]) -> dict[str, Any]:
     """Needed part of an instance's row."""
-    named = {"FAIL_TO_PASS": asked["fail_to_pass"], "PASS_TO_PASS": asked["pass_to_pass"]}
-    return {"instance_id": asked["instance_id"], **({"repo": asked["repo"]} if asked["repo"] else {}), **named}
+    named = {"FAIL_TO_PASS": question["fail_to_pass"], "PASS_TO_PASS": question["pass_to_pass"]}
+    return {"instance_id": question["instance_id"], **({"repo": question["repo"]} if question["repo"] else {}), **named}
 
 
-def judge_log(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def judge_log(harness: Any, question: dict[str, Any]) -> dict[str, Any]:
     """Judge one log."""
-    instance = make_row(asked)
+    instance = make_row(question)
     with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as log:
-        log.write(asked["log"])
+        log.write(question["log"])
         log.flush()
         output, has_results = harness.read_test_output(log.name)
         report = harness.get_eval_report({"model_patch": ""}, instance, log.name)
     statuses = harness.registry.get_from_inst(instance).log_parser(output) if has_results else {}
-    failed = asked["fail_to_pass"] + asked["pass_to_pass"]
+    failed = question["fail_to_pass"] + question["pass_to_pass"]
     if has_results:
         tests = report.get("tests_status", {})
         failed = [name for kind in ("FAIL_TO_PASS", "PASS_TO_PASS") if kind in tests for name in tests[kind]["failure"]]

@@ -16,23 +16,23 @@ from coderepairrl.grading.programs.absent import register_package
 MARKS = ">>>>> Start Test Output\n", "\n>>>>> End Test Output\n"
 
 
-def judge_log(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def judge_log(harness: Any, question: dict[str, Any]) -> dict[str, Any]:
     """Judge one log."""
     TestSpec = importlib.import_module("swebench.types").TestSpec
 
     spec = TestSpec(
-        instance_id=asked["instance_id"],
+        instance_id=question["instance_id"],
         image="",
         eval_script_list=[],
         repo="",
-        version=asked["version"],
-        FAIL_TO_PASS=asked["fail_to_pass"],
-        PASS_TO_PASS=asked["pass_to_pass"],
-        log_parser=asked["parser"],
-        eval_type=asked["eval_type"],
+        version=question["version"],
+        FAIL_TO_PASS=question["fail_to_pass"],
+        PASS_TO_PASS=question["pass_to_pass"],
+        log_parser=question["parser"],
+        eval_type=question["eval_type"],
     )
     with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as log:
-        log.write(asked["log"] if MARKS[0].strip() in asked["log"] else asked["log"].join(MARKS))
+        log.write(question["log"] if MARKS[0].strip() in question["log"] else question["log"].join(MARKS))
         log.flush()
         statuses, has_results = harness.get_logs_eval(spec, log.name)
     expected = {"FAIL_TO_PASS": spec.FAIL_TO_PASS, "PASS_TO_PASS": spec.PASS_TO_PASS}

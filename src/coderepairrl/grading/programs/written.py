@@ -74,7 +74,7 @@ def make_comparison(root, check_sources, start_folder, compile_file, skip=None, 
             qualname, outer = remaining.pop()
             for code in list_inner(outer):
                 codes.setdefault(qualname + code.co_name, []).append(code)
-                if not code.co_flags & 1:  # a class
+                if not code.co_flags & 1:  # a class: functions have CO_OPTIMIZED
                     remaining.append((qualname + code.co_name + ".", code))
         return executed_code is not None
 

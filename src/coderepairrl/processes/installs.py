@@ -29,8 +29,7 @@ _POLL_SECONDS = 0.2
 _umask_lock = threading.Lock()
 _locks: set[int] = set()
 """Descriptors of held locks: inherited by installers, they stay locked if this process is killed."""
-_umasks: list[int] = []
-"""Umasks to restore."""
+_umasks: list[int] = []  # to restore
 _VENV_FIX = "sudo apt-get install python3-venv (or your distribution's name for it)"
 EXTRAS = {
     "train": ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "renderers"),

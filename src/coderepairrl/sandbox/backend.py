@@ -254,9 +254,9 @@ class GuestBackend(SandboxBackend, ABC):
         self._opened += 1
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
-        held = prepared.size if prepared.packed else 0
+        initial_bytes = prepared.size if prepared.packed else 0
         # in a thread, since the kernel may take long
-        group_creation = asyncio.create_task(asyncio.to_thread(limited._create_group, box.name, held))
+        group_creation = asyncio.create_task(asyncio.to_thread(limited._create_group, box.name, initial_bytes))
         try:
             try:
                 box.mkdir()
@@ -330,19 +330,21 @@ class GuestBackend(SandboxBackend, ABC):
         if self.limits.cpus != ResourceLimits().cpus and "cpu" in self.missing_controllers:
             raise PrerequisiteError("cpus cannot be limited here: no control group can be used", fix=self.groups_need)
 
-    def _create_group(self, name: str, held: int = 0) -> Cgroup | None:
-        """Create the control group of a sandbox with `held` bytes of files in memory. Raises OSError."""
+    def _create_group(self, name: str, initial_bytes: int = 0) -> Cgroup | None:
+        """Create the control group of a sandbox with `initial_bytes` of files in memory. Raises OSError."""
         if not self.groups.parents:
             return None
-        return self.groups.make_group(f"{self.state.name}-{name}", cpus=self.limits.cpus, **self._group_limits(held))
+        return self.groups.make_group(
+            f"{self.state.name}-{name}", cpus=self.limits.cpus, **self._group_limits(initial_bytes)
+        )
 
-    def _group_limits(self, held: int) -> dict[str, int]:
+    def _group_limits(self, initial_bytes: int) -> dict[str, int]:
         # a group also counts files in memory, and our own processes
         limits = self.limits
         growth = limits.disk_bytes + 2 * limits.tmp_bytes if self.memory_folders else 0  # 2: /tmp and /dev/shm
         return {
             "processes": limits.processes + _OWN_PROCESSES,
-            "memory": limits.memory + held + growth + _OWN_MEMORY,
+            "memory": limits.memory + initial_bytes + growth + _OWN_MEMORY,
         }
 
     def _copy_workspace(self, prepared: PreparedWorkspace, box: Path) -> None:

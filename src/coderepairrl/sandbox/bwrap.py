@@ -45,7 +45,7 @@ _INNER_ID = "1000"
 _PYTHON = ("-I", "-S", "-B", "-X", "utf8")
 OVERLAY_ABOVE = 2 << 20
 """Bytes (plus 4 KiB per file) above which an overlay mount is cheaper than copying the workspace."""
-# arguments: the sandbox's folder, size of changes, owner, name of the lower folder beside it, mount options, command
+# arguments: the sandbox's folder, size of changes, owner, name of the lower folder next to it, mount options, command
 _OVERLAY = """
 cd "$1" && mount -t tmpfs -o size="$2",mode=755,nosuid,nodev tmpfs layers && mkdir layers/work layers/upper &&
 chown "$3:$3" layers/upper && mount -t overlay -o \

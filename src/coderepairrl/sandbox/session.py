@@ -172,13 +172,15 @@ class GuestSandbox:
 
     async def diff(self) -> bytes:
         """Diff as `Sandbox.diff`, after killing every other process; see `workspace`."""
-        changed, last = await self._run_exclusively(self._collect_changes())
-        if last["left_out"]:
-            names = ", ".join(printable(name[:80]) for name in last["left_out"])
+        changed, summary = await self._run_exclusively(self._collect_changes())
+        if summary["left_out"]:
+            names = ", ".join(printable(name[:80]) for name in summary["left_out"])
             _log.warning("diff of %s leaves out what is too large or cannot be read: %s", self.workdir, names)
         self._diffs += 1
         scratch = self.box / f"diff-{self._diffs}"
-        return await asyncio.to_thread(compose_diff, self.prepared, changed, last["deleted"], scratch, user=self.user)
+        return await asyncio.to_thread(
+            compose_diff, self.prepared, changed, summary["deleted"], scratch, user=self.user
+        )
 
     async def close(self) -> None:
         """Close every bridge and kill everything inside."""

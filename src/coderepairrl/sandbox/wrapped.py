@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from coderepairrl.errors import CodeRepairError, SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.types import ExecResult, SandboxInfo, Task
+from coderepairrl.types import ExecResult, Task
 
 T = TypeVar("T")
 
@@ -31,38 +31,29 @@ def guard(name: str, *allowed: type[Exception]) -> Iterator[None]:
         ) from error
 
 
+def _guard_method(name: str) -> Callable[..., Any]:
+    """Method that calls `name` of the inner backend, guarded."""
+
+    def call(self: GuardedBackend, *arguments: Any) -> Any:
+        with guard(f"{self._path}.{name}"):
+            return getattr(self._inner, name)(*arguments)
+
+    return call
+
+
 class GuardedBackend(SandboxBackend):
     """Wraps backend `inner` of class `path` (``module:Class``)."""
+
+    check_image = _guard_method("check_image")
+    show = _guard_method("show")
+    require = _guard_method("require")
+    info = _guard_method("info")
+    close = _guard_method("close")
 
     def __init__(self, inner: SandboxBackend, path: str) -> None:
         self.name = inner.name
         self._inner = inner
         self._path = path
-
-    def check_image(self, name: str) -> None:
-        """Forward to `inner`."""
-        with guard(f"{self._path}.check_image"):
-            self._inner.check_image(name)
-
-    def show(self, folders: Sequence[str]) -> None:
-        """Forward to `inner`."""
-        with guard(f"{self._path}.show"):
-            self._inner.show(folders)
-
-    def require(self) -> None:
-        """Forward to `inner`. Raises its errors and `SandboxFault`."""
-        with guard(f"{self._path}.require"):
-            self._inner.require()
-
-    def info(self) -> SandboxInfo:
-        """Forward to `inner`."""
-        with guard(f"{self._path}.info"):
-            return self._inner.info()
-
-    def close(self) -> None:
-        """Forward to `inner`."""
-        with guard(f"{self._path}.close"):
-            self._inner.close()
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Sandbox]:

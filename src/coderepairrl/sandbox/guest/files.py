@@ -241,7 +241,7 @@ class DiffWalk:
 
 
 def find_git_mode(mode: int) -> str:
-    """Git's mode of a file or link with this mode; empty for anything else."""
+    """Git's mode of a file or link, else empty."""
     if stat.S_ISLNK(mode):
         return "120000"
     if not stat.S_ISREG(mode):

@@ -136,9 +136,9 @@ class Forked(Guest):
     def __init__(self, server: ForkServer, control: Control, archive: int) -> None:
         super().__init__(control)
         self.server, self.archive = server, archive
-        ours = os.pidfd_open(self.pid)
-        control.send({"forked": True}, descriptor=ours)  # the host uses it to end this guest
-        os.close(ours)
+        pidfd = os.pidfd_open(self.pid)
+        control.send({"forked": True}, descriptor=pidfd)  # the host uses it to end this guest
+        os.close(pidfd)
 
     def drop_rights(self) -> None:
         """Drop every capability, the right to gain any, and the system calls that `seccomp` denies."""

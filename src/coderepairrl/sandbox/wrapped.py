@@ -32,8 +32,7 @@ def guard(name: str, *allowed: type[Exception]) -> Iterator[None]:
 
 
 def _guard_method(name: str) -> Callable[..., Any]:
-    """Method that calls `name` of the inner backend, guarded."""
-
+    # a method that calls the inner backend's
     def call(self: GuardedBackend, *arguments: Any) -> Any:
         with guard(f"{self._path}.{name}"):
             return getattr(self._inner, name)(*arguments)

@@ -1,9 +1,9 @@
 """Bash scripts of attacks by name; longer ones are in `inside`.
 
 Environment: ``SECRET`` (a file), ``OUTSIDE`` (a writable folder), ``HOLDER`` (a process with a secret), ``TCP UNIX
-ABSTRACT`` (servers), ``REMOTE FIXED`` (repository, repairing commit), the limits, and ``A`` and ``B``. A successful
-attack prints ``$A$B``, or creates ``$OUTSIDE/plant`` or a file ``$A$B`` in a temporary folder. ``(root)``: its control
-(outside a sandbox) needs root.
+ABSTRACT`` (servers), ``REMOTE FIXED`` (repository, repairing commit), the limits, ``A`` and ``B`` (halves of the
+secret). A successful attack prints ``$A$B``, or creates ``$OUTSIDE/plant`` or a file ``$A$B`` in a temporary folder.
+``(root)``: its control (outside a sandbox) needs root.
 """
 
 from __future__ import annotations

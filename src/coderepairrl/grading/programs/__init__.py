@@ -1,10 +1,11 @@
 """Programs that run with code under test and report how its checks ended: Python 3.6+, Node, Java, `sh`.
 
 Python and Node programs get a random word; only output marked with it counts. Word, outcomes and a snapshot of the
-runner live in an audit hook (PEP 578), which code under test cannot reach by frames, modules or the (frozen) collector.
-A program talks to its hook by ``sys.audit``; the hook answers known frames only. Python 3.6 and 3.7 have none.
+runner live in an audit hook (PEP 578), which code under test cannot reach by frames, modules or the garbage collector,
+which is frozen. A program talks to its hook by ``sys.audit``; the hook answers known frames only. Python 3.6 and 3.7
+have no audit hooks.
 
-Programs reach the sandbox as one text, with imports from this folder inlined. None is imported here.
+Programs reach the sandbox as one text, with imports from this folder inlined. This module imports none of them.
 """
 
 from __future__ import annotations

@@ -328,7 +328,7 @@ def _make_repair_script() -> Behaviour:
 def _make_edit_answer(request: Request) -> Answer:
     if request.get("tools") or writes_python(request):
         return make_command_answer(request, EDIT)
-    return Answer(_format_edit_block("a - b", "a + b"))
+    return Answer(_format_edit_block("a - b"))
 
 
 def _make_final_answer(request: Request) -> Answer:
@@ -340,8 +340,8 @@ def _make_final_answer(request: Request) -> Answer:
 def _make_look_answer(request: Request, tokens: int | None = None) -> Answer:
     if request.get("tools") or writes_python(request):
         return make_command_answer(request, "cat add.py", tokens=tokens)
-    return Answer(_format_edit_block("a * b", "a + b"), tokens=tokens)  # `a * b` is not in the file
+    return Answer(_format_edit_block("a * b"), tokens=tokens)  # `a * b` is not in the file
 
 
-def _format_edit_block(old: str, new: str) -> str:
-    return f"add.py\n```python\n<<<<<<< SEARCH\n    return {old}\n=======\n    return {new}\n>>>>>>> REPLACE\n```\n"
+def _format_edit_block(old: str) -> str:
+    return f"add.py\n```python\n<<<<<<< SEARCH\n    return {old}\n=======\n    return a + b\n>>>>>>> REPLACE\n```\n"

@@ -249,7 +249,6 @@ def make_junit_checks(
     fail_to_pass: Sequence[str] = (),
     pass_to_pass: Sequence[str] = (),
     jars: str = JARS,
-    seconds: float = 120.0,
 ) -> Checks:
     """Compile `sources` with restored `tests` (contents by path), and run `test_class`.
 
@@ -257,7 +256,7 @@ def make_junit_checks(
     """
     words = ["sh", "-c", _JUNIT_SCRIPT, "sh", test_class, jars, JUNIT_FILE, *sorted({*tests, *sources})]
     return Checks(
-        (Command(tuple(words), seconds, "junit"),),
+        (Command(tuple(words), 120.0, "junit"),),
         {**tests, JUNIT_FILE: programs.JUNIT},
         tuple(name.replace("::", ".") for name in fail_to_pass),
         tuple(name.replace("::", ".") for name in pass_to_pass),

@@ -30,8 +30,8 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
         return frames;
     };
     const kinds = () => stack().slice(1).map(kind);
-    // Whether the caller's caller is a test, or a package, whose source has `text` where it calls: a bound function of
-    // ours that code under test gives to a test is called by another name.
+    // Whether our caller's caller is a test or a package whose source has `text` at the call. Code under test may give
+    // tests a bound function of ours, but they call it by another name.
     const { readFileSync } = require("node:fs");
     const writes = (text) => {
         const frames = stack().slice(1);
@@ -55,7 +55,7 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
             } else define(this, name, { value: changed, writable: true, enumerable: true, configurable: true });
         };
         const get = () => held[name];
-        get.originalValue = value; // by which `get-intrinsic`, so most packages, knows that this is no real getter
+        get.originalValue = value; // tells the package `get-intrinsic`, which many use, that this is no real getter
         defineProperty(object, name, { get, set, enumerable: false, configurable: false });
     };
     const tracker = require("node:test").mock.constructor.prototype;
@@ -68,7 +68,7 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     const assert = require("node:assert");
     const fixed = [assert, assert.strict, assert.AssertionError.prototype, require("node:test")];
     fixed.forEach(freeze);
-    // Iterators are slow where anything is done to them, so they are looked at when the process ends.
+    // Guarded iterators would make every loop slow, so they are compared when the process ends.
     const kept = [];
     for (const each of [[], "", new Map(), new Set()]) {
         const part = Object.getPrototypeOf(each[Symbol.iterator]());
@@ -123,7 +123,7 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     Module.syncBuiltinESMExports();
 
     // A file in this guard's folder says that this process has not ended well: by a signal, by code under test, or with
-    // tests left out because a module never came to its end or an error was caught. Then nothing that it said counts.
+    // tests left out because a module never came to its end or an error was caught. Then none of its results count.
     const begun = `${__dirname}/${process.pid}.begun`;
     const { rmSync, writeFileSync } = require("node:fs");
     writeFileSync(begun, "");
@@ -140,7 +140,7 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
             return real.call(process, failed ? code || process.exitCode || 1 : code);
         });
     }
-    // Whether Node begins, or ends, to listen for an exit while the module of tests loads.
+    // Whether Node adds or removes its exit listener, which it has while the module of tests loads.
     const awaits = (event, listener) =>
         event === "exit" && listener?.name === "handleProcessExit" && kinds().slice(1).every((each) => each === "node");
     const { emit } = process;

@@ -98,8 +98,7 @@ def _make_recorder():
                 file = getattr(plugin, "__file__", None) or ""
             else:
                 file = getattr(sys.modules.get(type(plugin).__module__), "__file__", None) or ""
-            run = compile("", file or "builtin", "exec")
-            return find_foreign(run) if file else ""
+            return find_foreign(compile_source("", file, "exec")) if file else ""
 
         def find_hook_caller(frame):
             """File under test, or "a thread", that calls the recorder's hook; "" if the session does."""

@@ -125,7 +125,7 @@ async def test_closed_and_killed_containers_are_removed(runtime: Make, task: Tas
 async def test_a_guest_that_is_killed_is_a_fault(runtime: Make, task: Task) -> None:
     backend = runtime()
     async with backend.open(task) as box:
-        backend._call("kill", backend._container_name(box.box))
+        backend._call("kill", backend._container_name(box.folder))
         with pytest.raises(SandboxFault):
             await box.exec(["true"])
 

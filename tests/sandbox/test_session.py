@@ -56,8 +56,8 @@ async def test_the_umask_of_the_host_does_not_reach_sandboxes(backend: GuestBack
 async def test_an_overlay_is_seen_inside_only(overlay: Bubblewrap, task: Task) -> None:
     async with overlay.open(task) as box:
         assert (await box.exec(["stat", "-fc", "%T", "."])).output == b"overlayfs\n"
-        assert box.box.name not in Path("/proc/self/mounts").read_text()
-        assert list((box.box / "merged").iterdir()) == []
+        assert box.folder.name not in Path("/proc/self/mounts").read_text()
+        assert list((box.folder / "merged").iterdir()) == []
         before = sorted(box.prepared.tree.rglob("*"))
         assert (await box.exec(["bash", "-c", "echo x > new; rm -rf .git app.py; mv bin d; chmod 0 d"])).ok
     assert sorted(overlay.state.rglob("new")) == [] and sorted(box.prepared.tree.rglob("*")) == before
@@ -183,7 +183,7 @@ async def test_a_dead_or_closed_guest_is_a_fault(how: str, backend: GuestBackend
     for action in (running, box.exec(["true"])):
         with pytest.raises(SandboxFault):
             await action
-    assert not box.box.exists()
+    assert not box.folder.exists()
 
 
 async def test_a_guest_that_stops_answering_is_a_fault(

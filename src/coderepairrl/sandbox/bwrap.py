@@ -239,7 +239,7 @@ class Bubblewrap(GuestBackend):
                     guest / "guest.py", self._inside / "python", f"{imageview.MOUNTED}/python", self.user
                 )
                 shutil.copy(guest / "guest.pyc", self._inside)
-                (self._inside / Path(imageview.ARCHIVE).name).touch()  # to mount upon
+                (self._inside / Path(imageview.ARCHIVE).name).touch()  # a mount point
                 self._image_python = [*python, *_PYTHON, f"{imageview.MOUNTED}/guest.pyc"]
 
     @property

@@ -92,7 +92,7 @@ class GuestSandbox:
 
     guest: GuestProcess
     prepared: PreparedWorkspace
-    box: Path
+    folder: Path
     """Our folder for this sandbox, inaccessible to it."""
     workdir: str
     limits: ResourceLimits
@@ -177,7 +177,7 @@ class GuestSandbox:
             names = ", ".join(printable(name[:80]) for name in summary["left_out"])
             _log.warning("diff of %s leaves out what is too large or cannot be read: %s", self.workdir, names)
         self._diffs += 1
-        scratch = self.box / f"diff-{self._diffs}"
+        scratch = self.folder / f"diff-{self._diffs}"
         return await asyncio.to_thread(
             compose_diff, self.prepared, changed, summary["deleted"], scratch, user=self.user
         )
@@ -204,7 +204,7 @@ class GuestSandbox:
         raise OSError(code, reply["error"], path)
 
     def _is_disk_full(self) -> bool:
-        room = os.statvfs(self.box)
+        room = os.statvfs(self.folder)
         return room.f_bavail * room.f_frsize < _LEAST_ROOM
 
     async def _exchange_frames(self, request: Header, body: bytes, timeout: float) -> tuple[Header, bytes]:

@@ -263,7 +263,7 @@ class Guest:
                     break
             else:
                 raise FileNotFoundError(2, "command not found")
-        if self.oom_file is not None:  # the kernel shall kill the commands before us
+        if self.oom_file is not None:  # so that the kernel kills commands before us
             os.pwrite(self.oom_file, b"900", 0)
         try:
             return self._start(program, argv, env, stdin, stdout)

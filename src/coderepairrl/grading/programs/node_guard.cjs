@@ -42,7 +42,7 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
         return line.startsWith(text, at[2] - 1 - text.lastIndexOf(".") - 1);
     };
     const lock = (object, name, value) => defineProperty(object, name, { value, writable: false, configurable: false });
-    // A test may assign another value; an object that inherits the property gets one of its own, as ever.
+    // A test may assign another value; an object that inherits the property gets one of its own, as usual.
     const values = new Map();
     const { defineProperty: define } = Reflect;
     const fix = (object, name, value) => {

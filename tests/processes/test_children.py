@@ -1,4 +1,4 @@
-"""Frames arrive at any size and after cancellations; no child outlives its parent, and a death has its log's end."""
+"""Frames of any size arrive, also after cancellations; children die with their parent; errors quote a child's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control groups: found where they can be made, kept to, and gone afterwards."""
+"""Control groups: found where they can be made, enforced, and removed afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine without bubblewrap, or with one that may not make namespaces, runs in, and what it says."""
+"""Which sandbox is chosen where bubblewrap is missing or may not make namespaces, and what is printed."""
 
 from __future__ import annotations
 

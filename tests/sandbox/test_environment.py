@@ -1,4 +1,4 @@
-"""The virtual environment that a task names: in sight, first on `PATH`, read-only."""
+"""The virtual environment that a task names: visible, first on `PATH`, read-only."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ async def test_the_exam_survives_a_backend_that_answers_nonsense(monkeypatch: py
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 @pytest.mark.parametrize("name", ["bwrap", "sandlock"])
 def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest) -> None:
-    """Exam and attacks, of root that has dropped to a user who can read the package and an interpreter."""
+    """Exam and attacks, run by a user who can read the package and an interpreter."""
     request.getfixturevalue(name)
     program = (
         "import asyncio, json, os\n"

@@ -1,4 +1,4 @@
-"""Commits in the cache: whole or not there, whatever was killed, and errors that say what to do."""
+"""Cached commits are complete or absent, whichever process was killed; errors say what to do."""
 
 from __future__ import annotations
 

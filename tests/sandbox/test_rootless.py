@@ -1,4 +1,4 @@
-"""Podman without root, as on a node of somebody else's cluster: an account of the test's own sits the exam."""
+"""Podman without root, as on a shared cluster: the exam and the attacks run as an account that the test creates."""
 
 from __future__ import annotations
 

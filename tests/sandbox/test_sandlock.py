@@ -1,4 +1,4 @@
-"""Landlock's sandbox: the exam, attacks that only it has to fear, and refusal where a promise does not hold."""
+"""Landlock's sandbox: attacks that matter only without namespaces, and refusal where a promise does not hold."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def public(sandlock: Sandlock) -> Iterator[Path]:
         yield Path(name)
 
 
-# -- isolation: what the red team does not try, for only here there is something to fear
+# -- isolation: attacks beyond the red team's, which matter only without namespaces
 
 
 async def test_a_race_on_a_path_of_proc_reads_no_other_process(sandlock: Sandlock, task: Task, public: Path) -> None:

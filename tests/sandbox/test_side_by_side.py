@@ -78,8 +78,10 @@ async def test_resources_counted_by_user_are_limited_in_each_sandbox(
 async def test_the_gateway_is_reached_while_another_has_many_descriptors_on_their_way(
     bwrap: Bubblewrap, task: Task, marker: str, tmp_path: Path
 ) -> None:
-    """The kernel lets nobody of a user send one who may open fewer; the guest may open more before its first command.
-    Commands of the other sandbox cannot (the control): user ids are shared."""
+    """The kernel refuses a sender once its user's descriptors in transit exceed the sender's limit of open files.
+
+    The guest's limit is higher until its first command; that of commands is not (the control).
+    """
     address = tmp_path / "gateway.sock"
     with socket.socket(socket.AF_UNIX) as gateway:
         gateway.bind(str(address))

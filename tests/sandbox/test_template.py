@@ -1,4 +1,4 @@
-"""Guests that are forked from a template: like those that are started, apart from each other, and gone when it is."""
+"""Guests forked from a template: like started ones, isolated from each other, and ended with the template."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def test_errors_of_a_users_sandbox_are_faults_that_name_it(mine: str, task
             await box.exec(["nothing"])
         with pytest.raises(SandboxFault, match=r"Box\.reach raised KeyError"):
             await box.reach("/socket")
-        with pytest.raises(PermissionError):  # an answer, which an agent may bring about
+        with pytest.raises(PermissionError):  # an agent can cause it
             await box.write("/etc/passwd", b"")
         assert await box.read("a.py") == b"x"
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""One sandbox takes from no other what the kernel counts by user: two of them, side by side."""
+"""Two sandboxes side by side: neither uses up what the kernel counts by user."""
 
 from __future__ import annotations
 

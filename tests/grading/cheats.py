@@ -410,7 +410,7 @@ PYTEST: dict[str, dict[str, str]] = {
         "        import pytest; pytest.skip('no')"
     ),
 }
-"""For pytest, beside those of `UNITTEST` that it can run."""
+"""For pytest, besides those of `UNITTEST` that it can run."""
 
 
 MODULE = "export const clamp = (n, low, high) => (n < low ? low : n);\n"
@@ -504,4 +504,4 @@ JUNIT: dict[str, str] = {
     }.items()
 }
 JUNIT["skips when called"] = CLASS.replace(_BEGIN, _BEGIN + _SKIP).replace(": n;", ": n > high ? skip() : n;")
-"""For JUnit 4 (`witness.junit_checks`): the changed class."""
+"""For JUnit 4 (`witness.make_junit_checks`): the changed class."""

@@ -35,7 +35,7 @@ from transformers import AttentionInterface
 
 from coderepairrl.learn.pack import MicroBatch, count_distinct_tokens, cut_rows, pack_samples
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.trainer import PASSES_PER_TREE
+from coderepairrl.learn.trainer import CHUNKED_TREE_FACTOR
 from coderepairrl.types import Sample
 from learner import VOCABULARY, build_model, build_rows, ratio
 
@@ -97,7 +97,7 @@ def rows_contestant(policy: Policy, samples: list[Sample], micro_tokens: int) ->
 
 
 def tree_contestant(policy: Policy, samples: list[Sample], micro_tokens: int) -> float:
-    parts = cut_rows([sample.ids for sample in samples], micro_tokens, tree_tokens=PASSES_PER_TREE * micro_tokens)
+    parts = cut_rows([sample.ids for sample in samples], micro_tokens, tree_tokens=CHUNKED_TREE_FACTOR * micro_tokens)
     return sum(run_pass(policy, pack_samples([samples[at] for at in part], micro_tokens)) for part in parts)
 
 

@@ -84,7 +84,7 @@ def test_repeated_keys_avoid_the_kernel_for_grouped_heads(repeated, monkeypatch)
 
 def test_a_late_layer_of_another_kind_is_probed(tmp_path, monkeypatch):
     """Without the functions that reset its convolution, rows are computed one by one."""
-    monkeypatch.setattr(recurrence, "install_tree_functions", lambda model: False)
+    monkeypatch.setattr(recurrence, "install_tree_functions", lambda model: None)
     kinds = ["full_attention"] * 6 + ["conv", "full_attention"]
     config = Lfm2Config(**SIZES, num_hidden_layers=8, layer_types=kinds, pad_token_id=0, initializer_range=0.2)
     Lfm2ForCausalLM(config).save_pretrained(tmp_path)

@@ -130,7 +130,7 @@ def test_every_distinct_token_is_computed_once(lora, again, miniature):
     policy.model.get_input_embeddings().register_forward_hook(lambda _m, ids, _out: counts.append(ids[0].numel()))
     once = run_batch(policy, pack_samples(ROWS))
     assert counts == [len(BEGINNINGS)] == [count_distinct_tokens([row.ids for row in ROWS])]
-    logprobs, gradients = compare_runs(once, run_rows(policy, logits=3 * 265))
+    logprobs, gradients = compare_runs(once, run_rows(policy, max_logits=3 * 265))
     assert logprobs < 1e-5 and gradients < 1e-5
 
 

@@ -167,7 +167,7 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
     batch = pack_samples(make_scoring_samples([range(64)]))
     for _ in range(2):  # the second time there are gradients
         with Peak() as peak:
-            policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()
+            policy.logprobs(batch, 1.0, max_logits=chunk * 4096).square().sum().backward()
     memory = compute_learner_memory(read_shape(raw), settings, longest=1)
     passing = memory.activations + max(memory.work, memory.logits)
     check_estimate(peak.bytes, passing)
@@ -196,7 +196,8 @@ def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     planned = compute_learner_memory(read_shape(SMALL), settings, longest=1)
     layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
     tables = 64 * len(layers)  # of what 4 bits mean
-    weights = sum(p.nbytes for p in trainer.policy.model.parameters()) + sum(layer.nbytes for layer in layers) - tables
+    codes = sum(part.nbytes for layer in layers for part in layer.codes.values())
+    weights = sum(p.nbytes for p in trainer.policy.model.parameters()) + codes - tables
     assert weights == planned.weights + planned.adapters
 
 

@@ -54,7 +54,7 @@ _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _DEATH_REPORT_SECONDS = 5.0
 PATIENCE = 3600.0
-"""Seconds: longer than any step."""
+"""Seconds to wait for a reply: longer than any step."""
 _LOG_HINT = "logs/learner.log may say why; continue with --resume"
 _OOM_HINT = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
@@ -165,7 +165,7 @@ class Learner:
         return self.version
 
     async def close(self, *, restarts: bool = False) -> None:
-        """End the processes; with `restarts`, torchrun starts its own again."""
+        """End the processes; with `restarts`, torchrun restarts its processes."""
         for child in self._children:
             if isinstance(child, RemoteLearner) and not restarts:
                 await child.dismiss()

@@ -49,7 +49,7 @@ class AccountBuilder:
             for kind, entry in (record.get("kinds") or {"": record["account"]}).items():
                 self._trained[kind] = self._trained.get(kind, TokenAccount()) + TokenAccount(**entry)
             self._consumed |= set(record["episodes"])
-        elif record_type == "shed":
+        elif record_type == "shed":  # groups too old to train
             self._stale |= {name for name, (_, _, group) in self._episodes.items() if group in record["groups"]}
 
     def build_by_kind(self) -> dict[str, TokenAccount]:

@@ -1,6 +1,6 @@
 """LoRA adapters through peft, and the frozen 4-bit linear layers below them.
 
-A folder with the decoded values is the same model, bit for bit; quantising it again changes nothing.
+A folder with the decoded weights is the same model, bit for bit; quantising that folder again changes nothing.
 """
 
 from __future__ import annotations
@@ -49,11 +49,6 @@ class QuantisedLinear(nn.Linear):
         count = self.out_features * self.in_features
         return _dequantise(self.codes)[:count].view(self.out_features, self.in_features).to(self.dtype)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes and scales."""
-        return sum(part.nbytes for part in self.codes.values())
-
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
         kind = x.device.type
@@ -71,7 +66,7 @@ class QuantisedLinear(nn.Linear):
 
 
 def _freeze_codes(codes: Codes) -> Codes:
-    # parameters, so that `learn.offload` copies each once
+    # frozen parameters, which `learn.offload` copies to the host only once
     return {name: nn.Parameter(part, requires_grad=False) for name, part in codes.items()}
 
 
@@ -244,7 +239,7 @@ def iter_served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]])
 
 @contextmanager
 def disable_adapters(model: nn.Module) -> Iterator[None]:
-    """Give the base model's outputs, bit for bit."""
+    """Compute with the base model alone, bit for bit."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
         layer.scale_layer(0.0)

@@ -56,7 +56,7 @@ class GroupAdvantages:
 
 
 def compute_group_advantages(
-    rewards: Sequence[float | None], kind: Baseline = "zscore", *, kl: bool = False
+    rewards: Sequence[float | None], baseline: Baseline = "zscore", *, kl: bool = False
 ) -> GroupAdvantages:
     """Compute the advantages of one group of rewards.
 
@@ -67,15 +67,15 @@ def compute_group_advantages(
     - ``none``: ``r`` (REINFORCE).
 
     A flat group (for ``none``, a reward of 0) gets None, or with a KL term (`kl`) 0. Raises `ConfigError` for an
-    unknown kind, ValueError for a non-finite reward.
+    unknown baseline, ValueError for a non-finite reward.
 
     >>> compute_group_advantages([0.0, 1.0, None, 0.5], "mean").values
     (-0.5, 0.5, None, 0.0)
     >>> compute_group_advantages([0.3, 0.3]).flat
     True
     """
-    if kind not in get_args(Baseline):
-        raise ConfigError(f"unknown advantage {kind!r}; known: {', '.join(get_args(Baseline))}")
+    if baseline not in get_args(Baseline):
+        raise ConfigError(f"unknown advantage {baseline!r}; known: {', '.join(get_args(Baseline))}")
     counted = [reward for reward in rewards if reward is not None]
     n = len(counted)
     if not all(map(math.isfinite, counted)):
@@ -83,13 +83,13 @@ def compute_group_advantages(
     mean = math.fsum(counted) / n if n else 0.0
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in counted) / n) if n else 0.0
     flat = n < 2 or max(counted) - min(counted) <= FLAT
-    if kind == "none":
+    if baseline == "none":
         rewards_or_none = tuple(None if not reward and not kl else reward for reward in rewards)
         return GroupAdvantages(rewards_or_none, mean, std, flat)
     if flat:
         zeros = tuple(0.0 if kl and reward is not None else None for reward in rewards)
         return GroupAdvantages(zeros, mean, std, flat)
-    scale = {"mean": 1.0, "leave_one_out": (n - 1) / n}.get(kind, std + EPS)  # zscore and batch: the deviation
+    scale = {"mean": 1.0, "leave_one_out": (n - 1) / n}.get(baseline, std + EPS)  # zscore and batch: the deviation
     values = tuple(None if reward is None else (reward - mean) / scale for reward in rewards)
     return GroupAdvantages(values, mean, std, flat)
 

@@ -116,7 +116,9 @@ class LearnerService:
         try:
             operation = self._find_operation(frame.pop("op"))
             result = operation(**{name: _decode_argument(name, value) for name, value in frame.items()})
-            return {"ok": _encode_result(result), "version": self._trainer.version if self._trainer else 0}
+            if isinstance(result, tuple):  # `publish` and `offer` return tuples that begin with a path
+                result = str(result[0]), *result[1:]
+            return {"ok": result, "version": self._trainer.version if self._trainer else 0}
         except CodeRepairError as error:
             return _encode_error("prerequisite" if isinstance(error, PrerequisiteError) else "usage", error)
         except (OSError, SafetensorError) as error:
@@ -165,11 +167,6 @@ def _decode_argument(name: str, value: Any) -> Any:
         ]
         return [Sample(**row) for row in rows]
     return value
-
-
-def _encode_result(result: Any) -> Any:
-    # `publish` and `offer` return tuples that begin with a path
-    return [str(result[0]), *result[1:]] if isinstance(result, tuple) else result
 
 
 def main() -> None:

@@ -64,9 +64,7 @@ class TrainedTokens:
     initial_N: Tensor | None = None
     """``KL(initial weights || policy)`` for `sft`."""
     teacher_N: Tensor | None = None
-    """Divergence from the teacher."""
     entropy_N: Tensor | None = None
-    """Entropy over the vocabulary."""
     value_N: Tensor | None = None
     """Output of the value head; needs `targets`."""
     targets: Targets | None = None
@@ -228,8 +226,8 @@ def estimate_kl(logp: Tensor, ref: Tensor) -> Tensor:
 def _add_terms(value: Tensor, share_N: Tensor, trained: TrainedTokens, scale: LossScale, **ratios: Tensor) -> Loss:
     kl_N = trained.initial_N if trained.ref_N is None else estimate_kl(trained.logp_N, trained.ref_N)
     teacher_N, entropy_N = trained.teacher_N, trained.entropy_N
-    loss_N: Tensor | None = None
-    cut_N: Tensor | None = None
+    value_loss_N: Tensor | None = None
+    value_cut_N: Tensor | None = None
     if teacher_N is not None:
         value = (1 - scale.teacher) * value + scale.teacher * (share_N * teacher_N).sum()
     if kl_N is not None:
@@ -238,14 +236,14 @@ def _add_terms(value: Tensor, share_N: Tensor, trained: TrainedTokens, scale: Lo
         value = value - scale.entropy * entropy_N.sum() / scale.tokens
     if trained.value_N is not None and trained.targets is not None:
         targets = trained.targets
-        loss_N, cut_N = value_loss(trained.value_N, targets.before_N, targets.return_N, scale.value_clip)
-        value = value + scale.value * (share_N * loss_N).sum()
+        value_loss_N, value_cut_N = value_loss(trained.value_N, targets.before_N, targets.return_N, scale.value_clip)
+        value = value + scale.value * (share_N * value_loss_N).sum()
     parts: dict[str, Tensor | None] = {
         **ratios,
         "kl_N": kl_N,
         "teacher_N": teacher_N,
         "entropy_N": entropy_N,
-        "value_N": loss_N,
-        "value_cut_N": cut_N,
+        "value_N": value_loss_N,
+        "value_cut_N": value_cut_N,
     }
     return Loss(value, **{name: None if part is None else part.detach() for name, part in parts.items()})

@@ -15,7 +15,7 @@ from coderepairrl.learn.pack import MicroBatch, count_distinct_tokens, count_tra
 from coderepairrl.types import Sample
 
 _LOG_RATIO_LIMIT = 40.0
-"""Nats; larger ratios could not be squared."""
+"""Nats; keeps sums of squared ratios finite."""
 Totals = dict[str, float]
 """Sums and `EXTREMES` over micro-batches and processes, by name."""
 EXTREMES: dict[str, tuple[Callable[[float, float], float], float]] = {
@@ -46,7 +46,7 @@ class Metrics:
     - ``kl``, ``entropy_exact``, ``teacher_kl``: means per trained token, if computed.
     - ``accuracy``: share of tokens that were likeliest; with `sft` or a teacher.
     - ``entropy`` (``nll`` for `sft`): minus the mean logprob of trained tokens before the update. With recorded
-      old logprobs, it and the next four rows are of the first minibatch.
+      old logprobs, it and the next four entries are of the first minibatch.
     - ``mismatch_max``, ``mismatch_mean``: absolute difference from the engine's logprobs, tokens of these weights only.
     - ``behaviour_ratio_min``, ``behaviour_ratio_max``: learner over engine per token, uncorrected.
     - ``behaviour_kl``: k3 estimate of the engine's divergence from the learner, nats a token.
@@ -73,7 +73,7 @@ class Metrics:
         self._norms: list[float] = []
         self._rate = self._loss = 0.0
         self._skipped: dict[str, Any] = {}
-        self.explained: float | None = None
+        self.explained_variance: float | None = None
 
     def count_minibatch(self, samples: Sequence[Sample]) -> None:
         """Count a minibatch's rows."""
@@ -179,8 +179,8 @@ class Metrics:
         add_mean("entropy_exact", "entropy")
         add_mean("value_loss", "value")
         add_mean("value_cut", "value_cut")
-        if self.explained is not None:
-            result["explained_variance"] = self.explained
+        if self.explained_variance is not None:
+            result["explained_variance"] = self.explained_variance
         add_mean("kl", "kl")
         if total["current"]:
             result["mismatch_max"] = total["mismatch_max"]

@@ -34,7 +34,8 @@ class Offloader:
         if self.is_offloaded:
             return 0
         tensors = [tensor for tensor in _iter_tensors(modules, optimizer) if tensor.device.type == self.device.type]
-        copies, by_location = dict[int, tuple[Tensor, Tensor]](), dict[Location, Tensor]()
+        copies: dict[int, tuple[Tensor, Tensor]] = {}
+        by_location: dict[Location, Tensor] = {}
         for tensor in tensors:
             location = _storage_location(tensor)
             if location not in by_location:
@@ -49,7 +50,7 @@ class Offloader:
 
     def restore(self) -> int:
         """Move everything back; returns bytes."""
-        by_location = dict[Location, Tensor]()
+        by_location: dict[Location, Tensor] = {}
         for tensor in self._tensors:
             location = _storage_location(tensor)
             if location not in by_location:

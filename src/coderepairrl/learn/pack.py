@@ -25,7 +25,7 @@ class MicroBatch:
     """Prefix tree of rows, and their trained tokens.
 
     `positions_T` are indices within a row. `at_N` are the places in T that predict the trained tokens `target_N` of
-    rows `row_N`.
+    rows `row_N`; `recorded_N` are the engine's logprobs, `count_R` trained tokens per row.
     """
 
     ids_T: Tensor
@@ -40,7 +40,7 @@ class MicroBatch:
     weight_R: Tensor
     count_R: Tensor
     chunk_tokens: int = 0
-    """Tokens per chunk of a large tree (`policy._ChunkedLogprobs`); 0: all."""
+    """Tokens per chunk of a large tree (`packed._ChunkedLogprobs`); 0: all."""
     sample_indices: tuple[int, ...] = ()
     """Indices of its rows among the samples of `pack_rank_share`."""
 
@@ -93,7 +93,7 @@ def _sort_rows(rows: Sequence[Ids]) -> list[tuple[int, int]]:
     """Row indices sorted by ids, each with the length of the prefix shared with the row before."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
     shared = [count_common_prefix(rows[before], rows[at]) for before, at in pairwise(order)]
-    return list(zip(order, [0, *shared], strict=False))
+    return list(zip(order, [0, *shared], strict=False))  # without rows, only the 0 is left over
 
 
 def _take_tokens(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
@@ -127,7 +127,7 @@ def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tok
     """
     order, largest = _sort_rows(rows), max(micro_tokens, tree_tokens)
     parts = _cut_order(order, rows, micro_tokens, largest)
-    if ranks > 1:  # find the smallest limit at which the ranks need no more rounds
+    if ranks > 1:  # find the smallest limit that needs no more rounds of one part per rank
         number = -(-len(parts) // ranks) * ranks
         low, high = 0, largest
         while high - low > 1:
@@ -152,7 +152,8 @@ def _cut_order(
             tokens = fresh + shared
             if tokens > largest and cuts:
                 break
-            cost = 4 if tokens > micro_tokens and cuts else 3  # a backward pass takes as long as two forward passes
+            # in forward passes: a backward pass takes two, and a tree in chunks is computed forward twice
+            cost = 4 if tokens > micro_tokens and cuts else 3
             cuts.append((best[start][0] + cost * tokens, best[start][1] + 1, start))
         best.append(min(cuts))
     parts = []

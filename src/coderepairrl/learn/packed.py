@@ -23,7 +23,7 @@ from coderepairrl.learn.attention import Span, TreeCache, split_into_chunks
 from coderepairrl.learn.losses import compute_entropy, kl_divergence
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.learn.probe import get_body
-from coderepairrl.learn.settings import LOGITS
+from coderepairrl.learn.settings import MAX_LOGITS
 from coderepairrl.learn.values import ValueHead
 
 _SCALES = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
@@ -138,7 +138,7 @@ class PackedModel(nn.Module):
         self,
         batch: MicroBatch,
         temperature: float = 1.0,
-        logits: int = LOGITS,
+        max_logits: int = MAX_LOGITS,
         others: Mapping[str, ComparedModel] | None = None,
         *,
         with_entropy: bool = False,
@@ -150,20 +150,22 @@ class PackedModel(nn.Module):
                 if states or self.value_head is not None or others is not None:
                     raise ValueError("a tree that is computed chunk by chunk has only logprobs")
                 weights = next((p for p in self.model.parameters() if p.requires_grad), None)
-                return TokenScores(cast(Any, _ChunkedLogprobs).apply(weights, self, batch, temperature, logits))
+                return TokenScores(cast(Any, _ChunkedLogprobs).apply(weights, self, batch, temperature, max_logits))
             # not [at_N], whose backward pass adds up repeated positions in any order if there are threads
             hidden_ND = self.hidden(batch).index_select(0, batch.at_N)
             if states:
                 return hidden_ND
             if others is not None:
-                scored = self._compare_in_parts(hidden_ND, batch.target_N, temperature, logits, others, with_entropy)
+                scored = self._compare_in_parts(
+                    hidden_ND, batch.target_N, temperature, max_logits, others, with_entropy
+                )
             else:
-                scored = TokenScores(self.compute_logprobs(hidden_ND, batch.target_N, temperature, logits))
+                scored = TokenScores(self.compute_logprobs(hidden_ND, batch.target_N, temperature, max_logits))
             return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
 
-    def compute_logprobs(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
-        """Logprobs (N), at most `logits` logits at once."""
-        at_once = max(1, logits // self.model.config.get_text_config().vocab_size)
+    def compute_logprobs(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, max_logits: int) -> Tensor:
+        """Logprobs (N), at most `max_logits` logits at once."""
+        at_once = max(1, max_logits // self.model.config.get_text_config().vocab_size)
         if len(hidden_ND) <= at_once:
             return self._compute_logprobs(hidden_ND, target_N, temperature)
         pairs = zip(torch.split(hidden_ND, at_once), torch.split(target_N, at_once), strict=True)
@@ -179,11 +181,12 @@ class PackedModel(nn.Module):
         hidden_ND: Tensor,
         target_N: Tensor,
         temperature: float,
-        logits: int,
+        max_logits: int,
         others: Mapping[str, ComparedModel],
         with_entropy: bool,
     ) -> TokenScores:
-        at_once = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + with_entropy)))
+        tensors = 1 + len(others) + with_entropy  # of logits, per token
+        at_once = max(1, max_logits // (self.model.config.get_text_config().vocab_size * tensors))
         parts: list[TokenScores] = []
         for at in range(0, len(hidden_ND), at_once):
             slice_N = slice(at, at + at_once)
@@ -249,26 +252,26 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weights: Tensor | None, packed: PackedModel, batch: MicroBatch, temperature: float, logits: int
+        ctx: Any, weights: Tensor | None, packed: PackedModel, batch: MicroBatch, temperature: float, max_logits: int
     ) -> Tensor:
         store = TreeCache(len(batch.ids_T))
         logp_N = torch.empty(len(batch.at_N), device=batch.ids_T.device)
         for spans in split_into_chunks(batch.spans, batch.chunk_tokens):
             hidden_CD = packed.hidden(batch, spans, store)
             at, index_N = _find_positions(batch, spans)
-            logp_N[index_N] = packed.compute_logprobs(hidden_CD[at], batch.target_N[index_N], temperature, logits)
-        ctx.inputs, ctx.store = (packed, batch, temperature, logits), store
+            logp_N[index_N] = packed.compute_logprobs(hidden_CD[at], batch.target_N[index_N], temperature, max_logits)
+        ctx.inputs, ctx.store = (packed, batch, temperature, max_logits), store
         return logp_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_N: Tensor) -> tuple[None, ...]:
-        packed, batch, temperature, logits = ctx.inputs
+        packed, batch, temperature, max_logits = ctx.inputs
         for spans in reversed(split_into_chunks(batch.spans, batch.chunk_tokens)):
             with torch.enable_grad(), torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=packed.bf16):
                 hidden_CD = packed.hidden(batch, spans, ctx.store)
                 at, index_N = _find_positions(batch, spans)
-                logp_N = packed.compute_logprobs(hidden_CD[at], batch.target_N[index_N], temperature, logits)
+                logp_N = packed.compute_logprobs(hidden_CD[at], batch.target_N[index_N], temperature, max_logits)
             # from the states, too: keys and values have a gradient even in a chunk without trained tokens
             torch.autograd.backward((logp_N, hidden_CD), (gradient_N[index_N], torch.zeros_like(hidden_CD)))
         return (None,) * 5

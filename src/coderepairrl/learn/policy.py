@@ -22,10 +22,10 @@ from coderepairrl.learn.loading import load_model
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.learn.packed import ComparedModel, PackedModel, TokenScores
 from coderepairrl.learn.probe import probe_layers
-from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
-from coderepairrl.learn.values import FILE as VALUE_HEAD
+from coderepairrl.learn.settings import MAX_LOGITS, Form, LearnSettings
+from coderepairrl.learn.values import VALUE_HEAD
 
-FULL_MODEL_FILES = ("config.json", "generation_config.json")  # beside adapters, transformers would want full weights
+FULL_MODEL_FILES = ("config.json", "generation_config.json")  # next to these, transformers looks for full weights
 DEFAULTS = LearnSettings()
 CPU = torch.device("cpu")
 
@@ -59,8 +59,8 @@ class Policy:
             self._checkpoint_layers()
         self.module: nn.Module = self._packed
         """Packed model, or its wrapper where processes share it."""
-        self.gather_parameter: Callable[[Tensor], Tensor] = Tensor.detach
-        """Gathers shards (`strategy.SingleProcess.gather_parameter`)."""
+        self.gather_tensor: Callable[[Tensor], Tensor] = Tensor.detach
+        """Gathers shards (`strategy.SingleProcess.gather_tensor`)."""
 
     @classmethod
     def load(
@@ -103,9 +103,9 @@ class Policy:
         """All trainable parameters."""
         return self.weights | self.values
 
-    def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
+    def logprobs(self, batch: MicroBatch, temperature: float, max_logits: int = MAX_LOGITS) -> Tensor:
         """Logprobs of the trained tokens (N), float32."""
-        return self.score(batch, temperature, logits=logits).logp_N
+        return self.score(batch, temperature, max_logits=max_logits).logp_N
 
     def score(
         self,
@@ -114,10 +114,10 @@ class Policy:
         others: Mapping[str, ComparedModel] | None = None,
         *,
         with_entropy: bool = False,
-        logits: int = LOGITS,
+        max_logits: int = MAX_LOGITS,
     ) -> TokenScores:
         """Logprobs and values; with `others` also likeliest tokens, divergences and entropy."""
-        inputs = batch.to(self.device), temperature, logits, others
+        inputs = batch.to(self.device), temperature, max_logits, others
         return cast(TokenScores, self.module(*inputs, with_entropy=with_entropy))
 
     @torch.no_grad()
@@ -140,10 +140,6 @@ class Policy:
         """Switch to the untrained model. Needs adapters."""
         return adapters.disable_adapters(self.model)
 
-    def _iter_trained(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.weights.items():
-            yield self.file_name(name), self.gather_parameter(parameter)
-
     def file_name(self, name: str) -> str:
         """Parameter's name in files."""
         return name if self.settings.lora is None else adapters.make_peft_name(name)
@@ -156,7 +152,7 @@ class Policy:
     def save(self, folder: Path, *, is_writer: bool = True) -> None:
         """Write a model or adapter; without `is_writer`, only take part in gathering."""
         for stem, parameters in self.parameters_by_stem.items():
-            tensors = ((name, self.gather_parameter(parameter)) for name, parameter in parameters.items())
+            tensors = ((name, self.gather_tensor(parameter)) for name, parameter in parameters.items())
             constants = find_constants(self.model) if stem == loading.MODEL else {}
             loading.write_tensors(folder, stem, chain(tensors, constants.items()), is_writer=is_writer)
         if is_writer:
@@ -179,12 +175,12 @@ class Policy:
         """Tensors of `export`; all processes must iterate. Raises ValueError without adapters."""
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
+        trained = ((self.file_name(name), self.gather_tensor(p)) for name, p in self.weights.items())
+        tensors: Iterator[tuple[str, Tensor]] = trained
         if form == "adapter":
-            tensors = adapters.iter_served_tensors(self.model, self._iter_trained())
+            tensors = adapters.iter_served_tensors(self.model, trained)
         elif self.settings.lora is not None:
-            tensors = adapters.iter_merged_tensors(self.model, self.gather_parameter)
-        else:
-            tensors = self._iter_trained()
+            tensors = adapters.iter_merged_tensors(self.model, self.gather_tensor)
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         if form == "adapter":
             return rounded

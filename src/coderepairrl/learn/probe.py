@@ -1,4 +1,4 @@
-"""Probe of each loaded model: does a prefix tree give what single rows give?"""
+"""Probe of each loaded model: does a prefix tree have the hidden states of single rows?"""
 
 from __future__ import annotations
 
@@ -16,12 +16,6 @@ from coderepairrl.learn.attention import TREE, TreeCache, split_into_chunks
 from coderepairrl.learn.pack import MicroBatch, build_prefix_tree, make_scoring_samples, pack_samples
 
 _ORIGINAL_SUFFIX = "original_inv_freq"
-
-
-def read_rope_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
-    """Rotary parameters: one mapping, or one per kind of layer."""
-    rope: Any = getattr(config, "rope_parameters", None) or {}
-    yield from [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
 
 
 def find_dynamic_rope(model: nn.Module) -> Iterator[nn.Module]:
@@ -282,7 +276,9 @@ def _raise_precision(model: PreTrainedModel, dtype: torch.dtype = torch.float32)
 def _limit_switches(model: PreTrainedModel, limits: ExitStack) -> None:
     # the probe's short rows must be longer than these lengths
     config = model.config.get_text_config()
-    for each in read_rope_parameters(config):
+    rope: Any = getattr(config, "rope_parameters", None) or {}
+    rope_by_kind = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
+    for each in rope_by_kind:  # one mapping, or one per kind of layer
         if each["rope_type"] == "longrope":
             limits.callback(each.update, original_max_position_embeddings=each["original_max_position_embeddings"])
             each["original_max_position_embeddings"] = WINDOW

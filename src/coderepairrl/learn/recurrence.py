@@ -45,8 +45,8 @@ _PACKING_ARGUMENTS = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
 _spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())  # of the layer being computed
 
 
-def install_tree_functions(model: nn.Module) -> bool:
-    """Prepare `model`; returns whether it has recurrent layers."""
+def install_tree_functions(model: nn.Module) -> None:
+    """Prepare the recurrent layers of `model`, if any."""
     has_recurrence = False
     for name in {type(module).__module__ for module in model.modules()}:
         module = sys.modules[name]
@@ -67,7 +67,6 @@ def install_tree_functions(model: nn.Module) -> bool:
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):  # its hooks also run when it is recomputed
                 _pass_spans(layer)
-    return has_recurrence
 
 
 class TreePart(NamedTuple):
@@ -114,7 +113,7 @@ def _make_tree_convolution(original: Function) -> Function:
     @wraps(original)
     def branched(inputs: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> Tensor:
         spans = _spans.get()
-        if not _is_branched(spans):
+        if len(spans) <= 1:  # one row
             return original(inputs, weight, *arguments, **options)  # type: ignore[no-any-return]
         options = _remove_packing(options)
         outputs = []
@@ -137,7 +136,7 @@ def _make_tree_scan(original: Function, names: ScanArguments) -> Function:
     @wraps(original)
     def branched(*arguments: Any, **options: Any) -> Any:
         spans = _spans.get()
-        if not _is_branched(spans):
+        if len(spans) <= 1:  # one row
             return original(*arguments, **options)
         if options.get(names.last) or options.get(names.state) is not None:
             raise UsageError("a prefix tree is computed without a cache")
@@ -158,10 +157,6 @@ def _make_tree_scan(original: Function, names: ScanArguments) -> Function:
         return (joined, None) if names.returns_pair else joined
 
     return branched
-
-
-def _is_branched(spans: Sequence[Span]) -> bool:
-    return len(spans) > 1
 
 
 def _remove_packing(options: dict[str, Any]) -> dict[str, Any]:

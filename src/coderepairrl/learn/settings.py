@@ -15,7 +15,7 @@ from coderepairrl.processes.installs import require_extra, require_train
 Form = Literal["model", "adapter"]
 """What an engine loads: all weights, or adapters."""
 
-LOGITS = 1 << 26
+MAX_LOGITS = 1 << 26
 """Logits in memory at a time: 256 MiB in float32."""
 BUCKET = 1 << 26
 """Numbers that ZeRO reduces at a time: 256 MiB in float32."""

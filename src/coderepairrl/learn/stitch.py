@@ -115,7 +115,7 @@ class Batch:
 
 def build_batch(
     episodes: Sequence[Episode],
-    kind: Baseline = "zscore",
+    baseline: Baseline = "zscore",
     *,
     max_tokens: int,
     informative: bool = False,
@@ -129,7 +129,7 @@ def build_batch(
     The loss is averaged over all non-void episodes, or their tokens; with `informative`, only over those with rows.
     Flat groups (equal rewards) have rows only with a KL term (`kl`).
     """
-    groups, advantage = compute_advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
+    groups, advantage = compute_advantages(episodes, baseline, informative=informative, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):
         raise ValueError("two episodes of the batch share an id")
     samples: list[Sample] = []
@@ -196,7 +196,7 @@ def compute_kind_scales(
 
 def compute_advantages(
     episodes: Iterable[Episode],
-    kind: Baseline = "zscore",
+    baseline: Baseline = "zscore",
     *,
     informative: bool = False,
     kl: bool = False,
@@ -210,14 +210,14 @@ def compute_advantages(
         members.setdefault(episode.group, []).append(episode)
         kinds.setdefault(episode.kind, []).append(episode)
     rewards = {name: [shaping.reward(each) for each in group] for name, group in members.items()}
-    groups = {name: compute_group_advantages(compared, kind, kl=kl) for name, compared in rewards.items()}
+    groups = {name: compute_group_advantages(group, baseline, kl=kl) for name, group in rewards.items()}
     by_episode: dict[str, float | None] = {}
     for name, group in members.items():
         by_episode |= dict(zip((each.id for each in group), groups[name].values, strict=True))
-    if kind == "batch":
-        for compared in kinds.values():
-            values = compute_group_advantages([shaping.reward(each) for each in compared], "zscore", kl=kl).values
-            by_episode |= dict(zip((each.id for each in compared), values, strict=True))
+    if baseline == "batch":
+        for same_kind in kinds.values():
+            values = compute_group_advantages([shaping.reward(each) for each in same_kind], "zscore", kl=kl).values
+            by_episode |= dict(zip((each.id for each in same_kind), values, strict=True))
     for name, group in members.items():
         for score, weight in shaping.ties.items():
             scores = [next((each.value for each in episode.scores if each.name == score), 0.0) for episode in group]
@@ -316,7 +316,9 @@ class _Forest:
         """Tokens of each turn's context and output."""
         self.parents: list[int | None] = []
         for turn in turns:  # turns are ordered: parents come first
-            shared = self.lengths[turn.base] if turn.base is not None else turn.fork.tokens if turn.fork else 0
+            shared = turn.fork.tokens if turn.fork else 0
+            if turn.base is not None:
+                shared = self.lengths[turn.base]
             if not shared + len(turn.given) and turn.output:
                 raise ValueError(f"turn {turn.index} was sampled from an empty prompt: its first token has no logprob")
             self.lengths.append(shared + len(turn.given) + len(turn.output))

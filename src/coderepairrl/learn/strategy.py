@@ -42,7 +42,7 @@ class SingleProcess:
         """Set the policy and its optimiser."""
         self.policy = policy
         self.optimizer = optimizer
-        policy.gather_parameter = self.gather_parameter
+        policy.gather_tensor = self.gather_tensor
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
         """Context of a micro-batch; with `last`, an update follows."""
@@ -61,7 +61,7 @@ class SingleProcess:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         try:
-            norm = gather_tensor(
+            norm = self.gather_tensor(
                 torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), self.settings.max_grad_norm)
             ).item()
             if not math.isfinite(norm):
@@ -71,9 +71,10 @@ class SingleProcess:
             self.optimizer.zero_grad()
         return norm
 
-    def gather_parameter(self, parameter: Tensor) -> Tensor:
-        """Gather a parameter: a collective operation."""
-        return gather_tensor(parameter)
+    def gather_tensor(self, tensor: Tensor) -> Tensor:
+        """Gather a sharded tensor: a collective operation."""
+        tensor = tensor.detach()
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def get_whole_shape(self, parameter: Tensor) -> torch.Size:
         """Shape of the whole parameter."""
@@ -87,7 +88,7 @@ class SingleProcess:
     def iter_moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
         """Gathered optimiser state; empty before the first update."""
         for key, value in self.optimizer.state.get(parameter, {}).items():
-            tensor = gather_tensor(torch.as_tensor(value))
+            tensor = self.gather_tensor(torch.as_tensor(value))
             # 8-bit optimisers share code tables between parameters; safetensors refuses shared memory
             yield key, tensor if tensor.shape == parameter.shape else tensor.clone()
 
@@ -139,12 +140,6 @@ def _make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     # not needed: no code reads uninitialised memory
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def gather_tensor(tensor: Tensor) -> Tensor:
-    """Tensor, gathered if sharded."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _shard_like(parameter: Tensor, value: Tensor) -> Tensor:

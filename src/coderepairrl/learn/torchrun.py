@@ -109,13 +109,19 @@ def _receive_request(run: Parent) -> Frame:
 
 def _serve_request(service: LearnerService, request: Frame, request_group: distributed.ProcessGroup) -> Frame:
     # ``start`` lists ``files`` that every machine must have
-    files, missing = request.pop("files", {}), ""
-    if files and int(os.environ[LOCAL_RANK]) == 0:
-        digests = remote.digest_files(map(Path, files))
-        missing = next((f"{path} is not on {_HOST}, or differs" for path in files if digests[path] != files[path]), "")
-    if files and (missing := next(filter(None, gather_values(missing, request_group)), "")):
-        fix = "put model.path, run.dir and engine.weights_dir on a file system that all machines have at the same path"
-        return {"error": missing, "kind": "usage", "fix": fix}
+    if files := request.pop("files", {}):
+        problem = ""
+        if int(os.environ[LOCAL_RANK]) == 0:  # one process per machine reads them
+            digests = remote.digest_files(map(Path, files))
+            wrong = (path for path in files if digests[path] != files[path])
+            problem = next((f"{path} is not on {_HOST}, or differs" for path in wrong), "")
+        if problem := next(filter(None, gather_values(problem, request_group)), ""):
+            return {
+                "error": problem,
+                "kind": "usage",
+                "fix": "put model.path, run.dir and engine.weights_dir on a file system that all machines have at the"
+                " same path",
+            }
     return service.answer(request)
 
 

@@ -35,7 +35,7 @@ from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, compute_checksum
 from coderepairrl.types import Sample
 
-PASSES_PER_TREE = 4
+CHUNKED_TREE_FACTOR = 4
 """Largest tree computed in chunks, in `micro_tokens`: memory holds all its keys and values."""
 
 
@@ -49,7 +49,7 @@ class _Minibatch:
     idle: MicroBatch | None
     """Extra micro-batch of weight zero, if another process has more."""
     scale: LossScale
-    references: list[Tensor | None] = field(default_factory=list)
+    reference_logprobs: list[Tensor | None] = field(default_factory=list)
     logprobs_before: list[Tensor] = field(default_factory=list)
     """Logprobs before the batch; if ``old_logprobs`` are recorded, only the first minibatch's."""
     targets: list[values.Targets] = field(default_factory=list)
@@ -82,9 +82,10 @@ class Trainer:
         self.strategy.prepare(self.policy, self.optimizer)
         self._offloader = Offloader(self.strategy.device)
         # processes that compute in different ways would wait for each other forever
-        local = any(policy.probe_result.way == "rows" for policy in self._policies), self.policy.can_chunk
-        rows_only, can_chunk = zip(*self.strategy.gather(local), strict=True)
-        self._rows_only, self._all_can_chunk = any(rows_only), all(can_chunk)
+        rows_only = any(policy.probe_result.way == "rows" for policy in self._policies)
+        by_process = self.strategy.gather((rows_only, self.policy.can_chunk))
+        self._rows_only = any(rows for rows, _ in by_process)
+        self._all_can_chunk = all(can_chunk for _, can_chunk in by_process)
 
     def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its `Metrics`.
@@ -244,7 +245,7 @@ class Trainer:
     ) -> _Minibatch:
         settings, strategy = self.settings, self.strategy
         metrics.count_minibatch(samples)
-        tree_tokens = PASSES_PER_TREE * settings.micro_tokens if self._can_chunk else 0
+        tree_tokens = CHUNKED_TREE_FACTOR * settings.micro_tokens if self._can_chunk else 0
         batches, idle = pack_rank_share(
             samples, self._micro_tokens, strategy.rank, strategy.ranks, tree_tokens=tree_tokens
         )
@@ -268,7 +269,7 @@ class Trainer:
             value_clip=VALUE_CLIP,
         )
         minibatch = _Minibatch(samples, batches, idle, scale)
-        minibatch.references.extend(self._compute_reference_logprobs(batch) for batch in minibatch.computed)
+        minibatch.reference_logprobs.extend(self._compute_reference_logprobs(batch) for batch in minibatch.computed)
         return minibatch
 
     @torch.no_grad()
@@ -288,7 +289,7 @@ class Trainer:
                 self.policy.score(minibatch.idle, settings.temperature)
             values_by_row = {n: row for rank in self.strategy.gather(values_of_rank) for n, row in rank.items()}
             values_by_minibatch.append((minibatch.samples, values_by_row))
-        estimates, metrics.explained = values.compute_estimates(
+        estimates, metrics.explained_variance = values.compute_estimates(
             values_by_minibatch, whiten=settings.baseline == "batch"
         )
         for minibatch, estimate_by_row in zip(minibatches, estimates, strict=True):
@@ -314,7 +315,7 @@ class Trainer:
                 old_N = batch.recorded_N if settings.old_logprobs == "recorded" else minibatch.logprobs_before[at]
                 is_corrected = settings.mismatch_correction == "token"
                 correction = correct_mismatch(old_N, batch.recorded_N) if is_corrected else None
-                reference_N = minibatch.references[at]
+                reference_N = minibatch.reference_logprobs[at]
                 targets = minibatch.targets[at] if minibatch.targets else None
                 loss = self._compute_loss(batch, scored, minibatch.scale, old_N, reference_N, correction, targets)
                 strategy.backward(loss.value)
@@ -336,38 +337,38 @@ class Trainer:
         targets: values.Targets | None = None,
     ) -> Loss:
         trained = TrainedTokens(
-            scored.logp_N,
-            batch.recorded_N if old_N is None else old_N,
-            reference_N,
-            batch.row_N,
-            batch.advantage_R,
-            batch.weight_R,
-            batch.count_R,
-            None if correction is None else correction.weight_N,
-            scored.divergences.get("initial"),
-            scored.divergences.get("teacher"),
-            scored.entropy_N,
-            scored.value_N,
-            targets,
+            logp_N=scored.logp_N,
+            old_N=batch.recorded_N if old_N is None else old_N,
+            ref_N=reference_N,
+            row_N=batch.row_N,
+            advantage_R=batch.advantage_R,
+            weight_R=batch.weight_R,
+            count_R=batch.count_R,
+            correction_N=None if correction is None else correction.weight_N,
+            initial_N=scored.divergences.get("initial"),
+            teacher_N=scored.divergences.get("teacher"),
+            entropy_N=scored.entropy_N,
+            value_N=scored.value_N,
+            targets=targets,
         )
         return LOSSES[self.settings.algorithm](trained, scale)
 
     def _score_batch(self, batch: MicroBatch) -> TokenScores:
         # compared models are computed with each pass: distributions over the vocabulary are too large to keep
         settings = self.settings
-        imitates, temperature = settings.algorithm == "sft", settings.temperature
-        if not imitates and self.teacher is None and not settings.entropy:
-            return self.policy.score(batch, temperature)
+        is_sft = settings.algorithm == "sft"
+        if not is_sft and self.teacher is None and not settings.entropy:
+            return self.policy.score(batch, settings.temperature)
         compared: dict[str, ComparedModel] = {}
         if self.teacher is not None:
-            compared["teacher"] = self.teacher.compute_compared(batch, reverse=not imitates)
-        if imitates and settings.beta > 0:
+            compared["teacher"] = self.teacher.compute_compared(batch, reverse=not is_sft)
+        if is_sft and settings.beta > 0:
             if self.reference is not None:
                 compared["initial"] = self.reference.compute_compared(batch, reverse=False)
             else:
                 with self.policy.use_initial_weights():
                     compared["initial"] = ComparedModel(self.policy.compute_states(batch), None, reverse=False)
-        return self.policy.score(batch, temperature, compared, with_entropy=settings.entropy > 0)
+        return self.policy.score(batch, settings.temperature, compared, with_entropy=settings.entropy > 0)
 
     @torch.no_grad()
     def _compute_reference_logprobs(self, batch: MicroBatch) -> Tensor | None:

@@ -16,7 +16,7 @@ from coderepairrl.learn.algorithms import EPS
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.types import Sample
 
-FILE = "value_head"
+VALUE_HEAD = "value_head"
 """File stem, and prefix of parameter names."""
 
 

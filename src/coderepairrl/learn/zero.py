@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: processes divide gradients and optimizer state (stage 2), and also weights (stage 3)."""
+"""DeepSpeed's ZeRO: processes divide gradients and optimiser state (stage 2), and also weights (stage 3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ZeroProcess(DistributedProcess):
-    """Process that holds a part of the optimizer state, and with stage 3 of the model."""
+    """Process with a part of the optimiser state and, in stage 3, of the model."""
 
     def __init__(self, settings: LearnSettings) -> None:
         super().__init__(settings)
@@ -44,7 +44,7 @@ class ZeroProcess(DistributedProcess):
             for buffer in policy.module.buffers():
                 buffer.data = buffer.data.to(self.device)
         super().prepare(policy, optimizer)
-        self._engine: Any = policy.module
+        self._engine: Any = policy.module  # DeepSpeed's wrapper of the model
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
         """Context of a micro-batch; with `last`, an update follows."""
@@ -72,10 +72,10 @@ class ZeroProcess(DistributedProcess):
         """Shape of the whole parameter."""
         return parameter.ds_shape if self._is_stage3 else parameter.shape  # type: ignore[attr-defined]
 
-    def gather_parameter(self, parameter: Tensor) -> Tensor:
+    def gather_tensor(self, tensor: Tensor) -> Tensor:
         """Gather a parameter: a collective operation."""
-        with deepspeed.zero.GatheredParameters([parameter], enabled=self._is_stage3):
-            return parameter.detach().clone() if self._is_stage3 else parameter.detach()
+        with deepspeed.zero.GatheredParameters([tensor], enabled=self._is_stage3):
+            return tensor.detach().clone() if self._is_stage3 else tensor.detach()
 
     def set_parameter(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Set a parameter to `value`, present in every process."""
@@ -111,7 +111,7 @@ class ZeroProcess(DistributedProcess):
                 safe_set_full_optimizer_state(parameter, value, key)
 
     def _make_state(self, step: Tensor) -> None:
-        # the same state as the first update would make
+        # the state that the first update would create
         zero = self._engine.optimizer
         flat = zero.fp32_partitioned_groups_flat if self._is_stage3 else zero.single_partition_of_fp32_groups
         for part in flat:

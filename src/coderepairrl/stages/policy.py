@@ -62,7 +62,7 @@ def _advantage_options(config: Config) -> dict[str, Any]:
     limits = {"": tokens, **{name: kind.tokens or tokens for name, kind in config.kinds.items()}}
     return {
         # a value head gets the rewards themselves
-        "kind": "none" if train.value_head else train.advantage or RECIPES[train.algorithm].baseline,
+        "baseline": "none" if train.value_head else train.advantage or RECIPES[train.algorithm].baseline,
         "informative": config.curriculum.refill > 0,
         "kl": train.beta > 0 or train.entropy > 0 or bool(train.teacher) or train.value_head,
         "shaping": RewardShaping(train.overlong_buffer, limits, train.tie_break, train.mask_truncated),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from coderepairrl.learn.settings import BUCKET, LOGITS, NF4_BLOCK, LearnSettings
+from coderepairrl.learn.settings import BUCKET, MAX_LOGITS, NF4_BLOCK, LearnSettings
 from coderepairrl.plan.sizing.architecture import Architecture, targeted_layers
 from coderepairrl.plan.sizing.parts import Layer, LayerPart
 
@@ -117,7 +117,7 @@ def _count_logits_bytes(model: Architecture, settings: LearnSettings, trained: i
     An entropy bonus doubles them, in chunks of half the length (`learn.policy`).
     """
     copies = 2 if settings.entropy else 1
-    most = max(1, LOGITS // (model.vocabulary * copies))
+    most = max(1, MAX_LOGITS // (model.vocabulary * copies))
     chunk = min(trained, most)
     logits = 4 * chunk * model.vocabulary * copies
     if settings.precision == "bf16":  # the head's weights in float32, or their gradient:

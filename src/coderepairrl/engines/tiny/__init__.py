@@ -140,7 +140,6 @@ class Tiny(EngineSpec):
     """Most sequences in the cache, running ones and those that are kept for their next turn."""
     kv_gib: float = 2.0
     """Memory of the KV cache; limits the number of slots."""
-
     threads: int = 1
     """CPU threads. Use several only on an idle machine: two competing for a core are four times slower than one."""
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -96,24 +95,24 @@ class TinyServer:
         unsent = self._take_unsent([*self._unsent]) if do == "load" else []
         answer: Frame = {"answer": frame["number"]}
         try:
-            answer |= self._run_command(do, frame)
+            if do == "load":
+                self._load(Path(frame["path"]), frame["version"], frame["checksum"])
+                answer["version"] = self.version
+            else:
+                answer["health"] = self.health()
         except EngineFault as fault:
             answer["error"] = str(fault)
         return [*unsent, answer]
 
-    def _run_command(self, do: str, frame: Frame) -> dict[str, Any]:
-        if do == "load":
-            path = Path(frame["path"])
-            check_weights(self.config, path, frame["checksum"])
-            del self.weights  # first, so that memory never holds two copies
-            self.weights = read_weights(self.config, path)
-            self.version = frame["version"]
-            # drop the cached keys and values of running requests, too: each logprob must depend on one version alone,
-            # as the learner will compute it
-            for slot, count in self.scheduler.invalidate_cache():
-                self.model.wipe(slot, count)
-            return {"version": self.version}
-        return {"health": self.health()}
+    def _load(self, path: Path, version: int, checksum: str) -> None:
+        check_weights(self.config, path, checksum)
+        del self.weights  # first, so that memory never holds two copies
+        self.weights = read_weights(self.config, path)
+        self.version = version
+        # drop the cached keys and values of running requests, too: each logprob must depend on one version alone, as
+        # the learner will compute it
+        for slot, count in self.scheduler.invalidate_cache():
+            self.model.wipe(slot, count)
 
     def health(self) -> dict[str, float]:
         """Counters (`TinyEngine.health`)."""

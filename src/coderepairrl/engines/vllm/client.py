@@ -105,8 +105,7 @@ class VllmEngine(ServedWeights):
             if (name := _COUNTERS.get(line.partition("{")[0])) is not None:
                 counters[name] += float(line.rpartition(" ")[2])
         counters["waiting"] += self._traffic.queued
-        local_counters = {"version": self.version, "adapters": len(self.adapters)}
-        return counters | local_counters | self._slept_seconds
+        return counters | {"version": self.version, "adapters": len(self.adapters)} | self._slept_seconds
 
     async def close(self) -> None:
         """End a server started here. Open requests raise `EngineFault`."""

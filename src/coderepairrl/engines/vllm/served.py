@@ -125,7 +125,7 @@ class ServedWeights(Engine):
 
     The server is paused while weights change, and asleep while others use its GPU; requests stay and continue
     afterwards. At vLLM's sleep level 1 weights and adapters move to host memory, and the KV cache is recomputed. Level
-    2 would save the copy, but lose what vLLM derives from weights and no file holds.
+    2 would save the copy, but lose values that vLLM derives from weights, in no file.
     """
 
     def __init__(
@@ -138,7 +138,6 @@ class ServedWeights(Engine):
         self.full = (model, 0, checksum)
         """Path, version and checksum of the full weights."""
         self._slept_seconds = {"sleep_seconds": 0.0, "wake_seconds": 0.0}
-        """Durations of the last sleep and waking."""
         self._asleep = False
         self._traffic = traffic
         self._policy = policy
@@ -241,8 +240,8 @@ class ServedWeights(Engine):
             return None
         kind = "model" if stream.model == self._policy else "adapter"
         return ServerLost(
-            f"the server has no {kind} {stream.model} any more, which was there: {refusal}",
-            fix="it was restarted, or another run uses it; it is joined again, and given the weights",
+            f"the server has no {kind} {stream.model} any more: {refusal}",
+            fix="it was restarted, or another run uses it; this run joins it again, and loads its weights",
         )
 
     async def _receive(self, offer: Path, checksum: str) -> None:

@@ -244,12 +244,8 @@ class VllmServer:
                 asyncio.timeout(seconds),
                 self._session.request(method, path, json=body, params=query) as response,
             ):
-                text = await response.text()
-                if response.status != 200:
-                    raise RequestRejected(
-                        f"{path} answered {response.status}: {_read_reason(text)}", status=response.status
-                    )
-                return text
+                await _require_success(path, response)
+                return await response.text()
         except TimeoutError:
             fault = ServerLost(self._add_log(f"{path} did not answer within {seconds:.0f} s"))
             self.mark_dead(str(fault))
@@ -263,9 +259,7 @@ class VllmServer:
         """Yield parsed server-sent events. Closing the iterator aborts the request."""
         try:
             async with self._session.post(path, json=body) as response:
-                if response.status != 200:
-                    reason = _read_reason(await response.text())
-                    raise RequestRejected(f"{path} answered {response.status}: {reason}", status=response.status)
+                await _require_success(path, response)
                 self._open.add(response)
                 try:
                     async for line in response.content:
@@ -413,10 +407,18 @@ def _open_session(url: str, connector: aiohttp.BaseConnector) -> aiohttp.ClientS
     return aiohttp.ClientSession(url, connector=connector, timeout=timeout, read_bufsize=1 << 22)
 
 
+async def _require_success(path: str, response: aiohttp.ClientResponse) -> None:
+    if response.status != 200:
+        reason = _read_reason(await response.text())
+        raise RequestRejected(f"{path} answered {response.status}: {reason}", status=response.status)
+
+
 def _read_reason(text: str) -> str:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
         return text.strip()[:500] or "nothing"
     error = body.get("error", body) if isinstance(body, dict) else body
-    return str(error.get("message") or error.get("detail") or error if isinstance(error, dict) else error)[:500]
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    return str(error)[:500]

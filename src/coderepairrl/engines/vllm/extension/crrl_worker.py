@@ -15,18 +15,10 @@ from safetensors import safe_open
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding  # type: ignore[import-not-found]
 from vllm.platforms import current_platform  # type: ignore[import-not-found]
 
-WIRE = Path(__file__).parents[3] / "sync" / "wire.py"
-
-
-def _load_module(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("crrl_wire", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-wire = _load_module(WIRE)
+_spec = importlib.util.spec_from_file_location("crrl_wire", Path(__file__).parents[3] / "sync" / "wire.py")
+assert _spec is not None and _spec.loader is not None
+wire: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(wire)
 
 
 def _fix_missing_adapters() -> None:

@@ -11,7 +11,7 @@ from coderepairrl.learn import check_weights
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.registry import Finding
 from coderepairrl.sync import weights
-from coderepairrl.tokens.codec import NEEDS_NO_TOOLS
+from coderepairrl.tokens.codec import NO_TOOLS_ADVICE
 from coderepairrl.tokens.verify import verify_codec
 
 
@@ -20,7 +20,7 @@ async def examine_model(folder: Path, *, thinking: bool = False) -> list[Finding
     codec = tokens.load_codec(folder, thinking=thinking)
     verified = verify_codec(codec)
     writer = "its own chat template" if codec.family == "template" else f"renderer {codec.family}"
-    calls = f"format {codec.format.name}" if codec.has_tools else f"its template writes no tools: {NEEDS_NO_TOOLS}"
+    calls = f"format {codec.format.name}" if codec.has_tools else f"its template writes no tools: {NO_TOOLS_ADVICE}"
     ends = ", ".join(codec.decode([stop]) for stop in codec.stop_ids)
     return [
         Finding("prompts are written", True, f"by {writer}, reasoning {'on' if thinking else 'off'}"),

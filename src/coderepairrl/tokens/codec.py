@@ -21,7 +21,7 @@ GENERATION_PROMPT = 64
 RENDERING_MARGIN = 1024
 """Tokens by which rendering may exceed the limit: renderers add text, then cut it off."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
-NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
+NO_TOOLS_ADVICE = "it is for agents that offer none, such as direct and agentless"
 
 
 class CodecSource(NamedTuple):
@@ -90,7 +90,7 @@ class Codec:
         if not messages:
             raise ValueError("a conversation has at least one message")
         if not self.has_tools and (tools or has_calls(messages)):
-            raise ValueError(f"the chat template of {self.name} writes no tools: {NEEDS_NO_TOOLS}")
+            raise ValueError(f"the chat template of {self.name} writes no tools: {NO_TOOLS_ADVICE}")
         shaped = reshape(messages, self.unwritten).messages if self.unwritten else messages
         with self._limit_length(most, messages):
             return self._render_shaped(shaped, tools, prompt=prompt)
@@ -259,17 +259,16 @@ class Codec:
             return guarded
         try:
             value = json.loads(text)
-            if _SURROGATE.search(text) and not _is_unicode(whole := json.dumps(value, ensure_ascii=False)):
+            unescaped = json.dumps(value, ensure_ascii=False) if _SURROGATE.search(text) else ""
+            if not _is_unicode(unescaped):
                 # clients that truncate text send half a character: it becomes U+FFFD, as elsewhere in a request
-                text = whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                text = unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
                 guarded, value = self.tokenizer.guard(text), json.loads(text)
         except (ValueError, RecursionError):
             return guarded
-        return (
-            json.dumps(self._guard(value), ensure_ascii=False)
-            if self._has_special_token(json.loads(guarded))
-            else guarded
-        )
+        if self._has_special_token(json.loads(guarded)):
+            return json.dumps(self._guard(value), ensure_ascii=False)
+        return guarded
 
     def _has_special_token(self, value: object) -> bool:
         # whether any text in `value` contains a special token

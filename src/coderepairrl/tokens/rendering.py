@@ -123,8 +123,8 @@ class TemplateRenderer:
         results = [message for message in new_messages if message["role"] == "tool"]
         # templates may write a function's name with its result, and move or drop text beside calls
         parsed = self.format.reply(self._tokenizer, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
-        named = [call for call in parsed.calls if call.name]
-        names = [call.name for call in named]
+        sampled_calls = [call for call in parsed.calls if call.name]
+        names = [call.name for call in sampled_calls]
         if not self._call_ids:
             if len(results) > len(names) and self._names_results():
                 return None
@@ -135,9 +135,10 @@ class TemplateRenderer:
             open_calls = [{"tool_call_id": f"call9{at:04d}"} for at in range(len(names) - len(results))]
             answers: list[Message] = [*results[: len(names)], *open_calls]
             calls = [_make_call(name, answer) for name, answer in zip(names, answers, strict=True)]
-            if self._call_ids is not None and named and all(call.id for call in named):
-                calls = [{**call, "id": sampled_call.id} for call, sampled_call in zip(calls, named, strict=False)]
-                new_messages = _set_call_ids(new_messages, [call.id for call in named])
+            sampled_ids = [call.id for call in sampled_calls]
+            if self._call_ids and all(sampled_ids):
+                calls = [{**call, "id": each} for call, each in zip(calls, sampled_ids, strict=True)]
+                new_messages = _set_call_ids(new_messages, sampled_ids)
             reply = {**reply, "content": reply["content"] if parsed.content else "", "tool_calls": calls}
         before = self.render_ids((QUESTION, reply))
         after = self.render_ids((QUESTION, reply, *new_messages), add_generation_prompt=True)

@@ -49,7 +49,9 @@ def parse_function_tags(text: str, tools: Sequence[Tool]) -> Calls | None:
 
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+# the newlines around a value belong to the tags
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+# the text of a call without an opening tag includes its closing tag
 _FUNCTION_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
 FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)  # at the start of any line of a reply's text
 
@@ -78,6 +80,7 @@ def parse_glm(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], 
     return parse_blocks(tokenizer, ids, thinking, QWEN, parse_block)
 
 
+# a name, and below it JSON in a Markdown fence
 _FENCED_CALL = re.compile(r"\s*([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 
@@ -159,6 +162,7 @@ def parse_minimax(text: str, tools: Sequence[Tool]) -> Calls | None:
     return None if _INVOKE.sub("", text).strip() else calls
 
 
+# a word between a brace or comma and a colon
 _UNQUOTED_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _GEMMA_CALL = re.compile(r"\s*call:([^{\s]+)(\{.*\})\s*", re.DOTALL)
 

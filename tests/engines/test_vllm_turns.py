@@ -21,9 +21,9 @@ from coderepairrl.types import Sampling
 
 from . import fake_vllm
 from .conftest import ask, load
-from .test_vllm import copy_weights, env, joined, make_adapter, start, state, wire
+from .test_vllm import copy_weights, env, joined, make_adapter, server, start, state
 
-__all__ = ["env", "joined", "start", "wire"]
+__all__ = ["env", "joined", "server", "start"]
 TEN = Sampling(max_tokens=10)
 
 
@@ -35,21 +35,21 @@ async def generate_until_swap(engine: Engine) -> AsyncIterator[tuple[int, int]]:
 
 
 async def test_requests_survive_a_sleep_and_new_ones_wait(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+    joined: VllmEngine, server: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
     held = generate_until_swap(joined)
     assert [await anext(held), await anext(held)] == [(0, 0), (1, 0)]
     await joined.sleep()
-    assert state(wire).asleep == {"weights", "kv_cache"}
+    assert state(server).asleep == {"weights", "kv_cache"}
     await joined.sleep()
-    assert [call for call in state(wire).calls if "sleep" in call] == ["/sleep?level=1&mode=keep"]
-    asked = len(state(wire).requests)
+    assert [call for call in state(server).calls if "sleep" in call] == ["/sleep?level=1&mode=keep"]
+    asked = len(state(server).requests)
     waiting = asyncio.create_task(ask(joined, [1], TEN))
     await asyncio.sleep(0.1)
-    assert not waiting.done() and len(state(wire).requests) == asked
-    del state(wire).calls[:]
+    assert not waiting.done() and len(state(server).requests) == asked
+    del state(server).calls[:]
     assert await load(joined, copy_weights(miniature, tmp_path / "new.safetensors"), 1) == 1
-    steps = [call.partition("?tags=")[0::2] for call in state(wire).calls]
+    steps = [call.partition("?tags=")[0::2] for call in state(server).calls]
     assert steps == [
         ("/wake_up", "weights"),
         ("/reset_prefix_cache?reset_running_requests=true", ""),
@@ -60,26 +60,26 @@ async def test_requests_survive_a_sleep_and_new_ones_wait(
     assert (await waiting)[2] == [1] * 10
 
 
-async def test_adapters_are_loaded_after_waking(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
+async def test_adapters_are_loaded_after_waking(joined: VllmEngine, server: TestServer, tmp_path: Path) -> None:
     await load(joined, make_adapter(tmp_path / "a"), 1)
     await joined.sleep()
     waiting = asyncio.create_task(ask(joined, [1], TEN))
     await asyncio.sleep(0.05)
     await load(joined, make_adapter(tmp_path / "b"), 2)
     assert (await waiting)[2] == [2] * 10, "a request from its sleep has the new adapter"
-    calls = [call for call in state(wire).calls if "lora" in call or "wake" in call]
+    calls = [call for call in state(server).calls if "lora" in call or "wake" in call]
     assert calls[-2:] == ["/wake_up", "/v1/load_lora_adapter"] or calls[-3:-1] == ["/wake_up", "/v1/load_lora_adapter"]
     health = await joined.health()
     assert health["sleep_seconds"] > 0 and health["wake_seconds"] > 0
 
 
 async def test_refused_weights_leave_it_awake_with_the_old_ones(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+    joined: VllmEngine, server: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
     await joined.sleep()
     with pytest.raises(EngineFault, match="has SHA-256"):
         await joined.load(copy_weights(miniature, tmp_path / "new.safetensors"), 1, "0" * 64)
-    assert not state(wire).asleep and (await ask(joined, [1], TEN))[2] == [0] * 10
+    assert not state(server).asleep and (await ask(joined, [1], TEN))[2] == [0] * 10
     await joined.sleep()
     await joined.wake()
     await joined.wake()
@@ -116,25 +116,25 @@ async def test_a_server_that_cannot_sleep_or_wake_is_replaced_with_the_new_weigh
     assert (await engine.health())["restarts"] == 1 and len(servers) == 2
     assert [why for why in said if "CUDA out of memory" in why] == said and len(said) == 1
     await engine.close()
-    for server in servers:
-        await server.close()
+    for each in servers:
+        await each.close()
 
 
 @pytest.mark.parametrize("when", ["falling asleep", "asleep"])
 async def test_requests_that_wait_for_a_slot_fail_when_the_server_dies(
-    when: str, wire: TestServer, miniature: Path, tmp_path: Path
+    when: str, server: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
-    engine = await Vllm(url=str(wire.make_url("/")), slots=1).start(miniature, log_dir=tmp_path)
+    engine = await Vllm(url=str(server.make_url("/")), slots=1).start(miniature, log_dir=tmp_path)
     held = asyncio.create_task(ask(engine, [fake_vllm.UNTIL_SWAP], TEN))
     queued = asyncio.create_task(ask(engine, [1], TEN))
-    while state(wire).generated < 2:
+    while state(server).generated < 2:
         await asyncio.sleep(0.01)
     if when == "asleep":
         await engine.sleep()
-        for connection in state(wire).connections:
+        for connection in state(server).connections:
             connection.abort()
     else:
-        state(wire).fails["/sleep"] = 0
+        state(server).fails["/sleep"] = 0
         with pytest.raises(EngineFault, match="CUDA out of memory"):
             await engine.sleep()
     async with asyncio.timeout(10):
@@ -153,10 +153,10 @@ async def test_waiting_requests_fail_when_a_sleeping_engine_is_closed(joined: Vl
             await waiting
 
 
-async def test_a_server_that_hangs_as_it_wakes_is_given_up(joined: VllmEngine, wire: TestServer) -> None:
+async def test_a_server_that_hangs_as_it_wakes_is_given_up(joined: VllmEngine, server: TestServer) -> None:
     await joined.sleep()
     joined.server.patience = 0.3
-    state(wire).hangs.add("/wake_up")
+    state(server).hangs.add("/wake_up")
     with pytest.raises(EngineFault, match="failed to wake up: /wake_up did not answer within 0 s"):
         await joined.wake()
     with pytest.raises(EngineFault, match="wake_up"):

@@ -1,4 +1,4 @@
-"""Rewards of a group become advantages, without void episodes; flat groups have none."""
+"""Rewards of a group become advantages, without void episodes; flat groups have no advantages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of algorithms: what the page says of it, and what is refused under each."""
+"""The table of algorithms equals its page; settings that have no effect or contradict each other are refused."""
 
 from __future__ import annotations
 

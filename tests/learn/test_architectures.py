@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @TREES
-def test_rows_of_a_tree_score_and_pull_as_each_does_alone(name, folders):
+def test_rows_of_a_tree_have_the_logprobs_and_gradients_of_rows_alone(name, folders):
     policy = Policy.load(folders(name))
     assert (policy.probe_result.way, policy.probe_result.notice) == ("trees", "")
     assert policy.probe_result.chunked == ARCHITECTURES[name].chunked
@@ -53,7 +53,7 @@ def test_rows_of_a_tree_score_and_pull_as_each_does_alone(name, folders):
 
 
 @ALONE
-def test_where_a_tree_would_be_wrong_rows_are_trained_one_by_one(name, folders, monkeypatch):
+def test_rows_are_trained_one_by_one_if_a_tree_would_be_wrong(name, folders, monkeypatch):
     folder = folders(name)
     expected = run_alone(folder, torch.float32)
     trainer = Trainer(folder, LearnSettings(algorithm="reinforce"))
@@ -179,7 +179,7 @@ def test_the_probe_accepts_models_in_16_bits_and_restores_them(name, folders):
 
 
 @EVERY
-def test_an_engine_is_given_what_files_of_the_architecture_have(name, folders, tmp_path):
+def test_exported_weights_equal_the_architectures_own_files(name, folders, tmp_path):
     """Names, shapes and values, such as each expert's own."""
     policy = Policy.load(folders(name))
     policy.model.save_pretrained(tmp_path / "theirs")
@@ -194,7 +194,7 @@ def test_an_engine_is_given_what_files_of_the_architecture_have(name, folders, t
 
 
 @pytest.mark.parametrize("name", ["Mixtral", "Qwen3 MoE", "DeepSeek-V3"])
-def test_a_checkpoint_is_exported_as_files_of_the_architecture_have_it(name, folders, tmp_path):
+def test_an_exported_checkpoint_equals_the_architectures_own_files(name, folders, tmp_path):
     """The checkpoint itself has experts in one tensor."""
     Trainer(folders(name), LearnSettings()).save(tmp_path / "checkpoint")
     config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())

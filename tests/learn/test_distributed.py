@@ -111,7 +111,7 @@ async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
     ],
     ids=["lora, KL", "checkpointing, four updates"],
 )
-async def test_what_is_shared_makes_no_difference(strategy, options, miniature, make_rows, tmp_path):
+async def test_every_strategy_agrees_with_one_process(strategy, options, miniature, make_rows, tmp_path):
     await same_as_one(miniature, make_rows, tmp_path, SETTINGS.with_changes(processes=2, strategy=strategy, **options))
 
 

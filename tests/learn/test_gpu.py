@@ -1,4 +1,4 @@
-"""What the learner does on a GPU, as far as a CPU can show it."""
+"""The learner's code for GPUs, as far as a CPU can test it."""
 
 from __future__ import annotations
 

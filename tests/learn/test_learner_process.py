@@ -69,9 +69,11 @@ async def test_a_stopped_learner_is_killed_after_its_patience(miniature, make_ro
     async with start_learner(miniature, tmp_path, SETTINGS) as one:
         os.kill(one.pids[0], signal.SIGSTOP)
         one._patience = 0.5
-        with pytest.raises(LearnerFault, match=rf"answer step within 0.5 s.*process {one.pids[0]} was stopped") as it:
+        with pytest.raises(
+            LearnerFault, match=rf"answer step within 0.5 s.*process {one.pids[0]} was stopped"
+        ) as caught:
             await one.step(make_rows(LENGTHS))
-        assert "train.patience" in it.value.fix
+        assert "train.patience" in caught.value.fix
         one._patience = 280.0
         with pytest.raises(LearnerFault, match="died during publish"):
             await one.publish()

@@ -1,4 +1,4 @@
-"""What a learner has on its device goes to the host and comes back bit for bit, and steps go on as if it had not."""
+"""Offloaded tensors come back bit for bit, and later steps are as without offloading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bfloat16, a float32 head and small moments change, and what they do not."""
+"""Types, rounding and learning with bfloat16, a float32 head and moments of 8 bits."""
 
 from __future__ import annotations
 

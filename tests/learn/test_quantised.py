@@ -1,4 +1,4 @@
-"""Adapters on weights in 4 bits: the numbers are those that an engine serves, and all else is as with any base.
+"""Adapters on weights in 4 bits: an engine serves the same numbers, and all else is as with plain weights.
 
 Where bitsandbytes is not installed, codes of 8 bits stand in for its own.
 """
@@ -52,7 +52,7 @@ def tensors(folder):
     return safetensors.torch.load_file(folder / "model.safetensors")
 
 
-def apart(ours, theirs):
+def largest_difference(ours, theirs):
     return max(abs(a - b) for one, other in zip(ours, theirs, strict=True) for a, b in zip(one, other, strict=True))
 
 
@@ -60,13 +60,13 @@ def apart(ours, theirs):
 def plain(miniature, tmp_path):
     """The miniature with the numbers of its quantised weights, by precision."""
 
-    def made(precision="fp32"):
+    def write(precision="fp32"):
         folder = tmp_path / precision
         if not folder.exists():
             round_model(miniature, folder, "nf4", precision)
         return folder
 
-    return made
+    return write
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -82,7 +82,7 @@ def test_a_learner_has_the_numbers_that_are_written_for_the_engine(precision, mi
     ]
     assert logprobs[0] == logprobs[1] == logprobs[2]  # bit for bit: quantising twice changes nothing
     exact = Trainer(miniature, settings("none", precision=precision)).logprobs(rows, 1.0)
-    assert 1e-4 < apart(exact, logprobs[0]) < 0.5
+    assert 1e-4 < largest_difference(exact, logprobs[0]) < 0.5
 
 
 def test_gradients_are_those_of_plain_weights_with_the_same_numbers(miniature, plain, make_rows):
@@ -94,11 +94,11 @@ def test_gradients_are_those_of_plain_weights_with_the_same_numbers(miniature, p
         policy.logprobs(batch, 0.9).square().sum().backward()
         return {name: p.grad for name, p in policy.parameters.items()}
 
-    plainly = gradient(plain(), form="none")
+    expected = gradient(plain(), form="none")
     for more in ({}, {"gradient_checkpointing": True}):
         ours = gradient(miniature, **more)
-        assert all((ours[name] - value).abs().max() <= 1e-6 for name, value in plainly.items())
-    assert max(value.abs().max().item() for value in plainly.values()) > 1e-3
+        assert all((ours[name] - value).abs().max() <= 1e-6 for name, value in expected.items())
+    assert max(value.abs().max().item() for value in expected.values()) > 1e-3
 
 
 def test_a_step_learns_and_a_checkpoint_goes_on_bit_for_bit(miniature, make_rows, on_policy, tmp_path):
@@ -118,7 +118,7 @@ def test_a_step_learns_and_a_checkpoint_goes_on_bit_for_bit(miniature, make_rows
     assert trainer.logprobs([rows[0].ids], 1.0) != Trainer(miniature, settings()).logprobs([rows[0].ids], 1.0)
 
 
-def test_merged_weights_are_what_was_trained(miniature, plain, make_rows, tmp_path):
+def test_merged_weights_have_the_trained_logprobs(miniature, plain, make_rows, tmp_path):
     trainer = Trainer(miniature, settings())
     trainer.step(make_rows(LENGTHS))
     rows = [row.ids for row in make_rows(LENGTHS)]
@@ -128,7 +128,7 @@ def test_merged_weights_are_what_was_trained(miniature, plain, make_rows, tmp_pa
     for folder in (path, tmp_path / "merged"):
         assert not models.read_quantised_form(folder)
         served = Trainer(folder, settings("none")).logprobs(rows, 1.0)
-        assert apart(served, trainer.logprobs(rows, 1.0)) < 1e-5
+        assert largest_difference(served, trainer.logprobs(rows, 1.0)) < 1e-5
 
 
 def test_a_checkpoint_with_codes_is_refused_by_its_method(miniature, tmp_path):

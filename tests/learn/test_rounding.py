@@ -1,4 +1,4 @@
-"""Why `old_logprobs` is "recomputed" in bf16: what rounding alone does to GSPO's ratios between engine and learner."""
+"""In bf16, rounding alone moves GSPO's ratios of learner to engine: why `old_logprobs` is "recomputed" there."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_straight_episode_is_one_row_with_exactly_what_the_engine_saw():
     assert account == TokenAccount(7, 5, {}, {"stop_string": 2}, row_tokens=10, distinct_tokens=10)
 
 
-def test_a_fork_inside_a_turn_has_what_it_keeps_as_context_and_trains_the_turns_before_it():
+def test_a_fork_inside_a_turn_keeps_its_prefix_as_context_and_trains_earlier_turns():
     turns = (
         turn(0, None, 3, 2),
         turn(1, 0, 4, 5),
@@ -88,7 +88,7 @@ def test_a_fork_inside_a_turn_has_what_it_keeps_as_context_and_trains_the_turns_
     assert account == TokenAccount(23, 20, {}, {"aborted": 3}, row_tokens=23 + 19, distinct_tokens=23 + 8)
 
 
-def test_versions_of_a_turn_that_saw_new_weights_on_the_way():
+def test_a_turn_may_have_tokens_of_two_versions():
     mixed = Turn(
         0,
         None,
@@ -134,7 +134,7 @@ def test_refuses_tokens_without_a_prompt_or_a_version():
         stitch_episode(episode(half), 1.0, max_tokens=9)
 
 
-def test_what_attempts_of_a_group_begin_with_alike_is_distinct_once():
+def test_common_prefixes_of_a_group_count_once():
     turns = [turn(0, None, 4, 2), turn(0, None, 1, 3), turn(0, None, 1, 5)]
     turns = [turns[0], *(replace(each, given=turns[0].given) for each in turns[1:])]
     attempts = [episode(each, id=f"a{n}", reward=n % 2) for n, each in enumerate(turns)]

@@ -167,7 +167,7 @@ def test_weight_decay_spares_norms_and_warmup_rises(miniature, make_rows):
         assert torch.allclose(tensor, expected, atol=1e-7), name
 
 
-def test_metrics_say_what_happened(miniature, make_rows, on_policy):
+def test_metrics_of_a_step(miniature, make_rows, on_policy):
     trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-3, micro_tokens=60))
     rows = on_policy(trainer, make_rows(LENGTHS))
     off = rows[0].trained.index(True)

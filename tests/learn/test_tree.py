@@ -50,7 +50,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(attention, "_needs_repeated_heads", lambda query: repeats)
 
 
-def test_rows_of_a_tree_score_and_pull_as_each_does_alone(implementation, miniature, expected):
+def test_rows_of_a_tree_have_the_logprobs_and_gradients_of_rows_alone(implementation, miniature, expected):
     """Windows are in `test_attention_is_that_of_a_mask_in_float64` and among the architectures."""
     logprobs, gradients = compare_runs(run_batch(Policy.load(miniature), pack_samples(ROWS)), expected)
     assert logprobs < 1e-5 and gradients < 1e-5
@@ -98,22 +98,22 @@ def test_a_large_bias_of_keys_does_not_round_gradients(chunk):
     store = attention.TreeCache(len(whole.ids)) if chunk else None
     parts = attention.split_into_chunks(whole.spans, chunk) if chunk else [whole.spans]
 
-    def computed(spans):
-        here = slice(spans[0].start, spans[-1].stop)
-        chosen = [tensor[:, :, here] for tensor in inputs]
-        return here, attention.tree_attention(layer, *chosen, None, scaling=0.3, spans=spans, store=store)[0]
+    def attend(spans):
+        slice_T = slice(spans[0].start, spans[-1].stop)
+        chosen = [tensor[:, :, slice_T] for tensor in inputs]
+        return slice_T, attention.tree_attention(layer, *chosen, None, scaling=0.3, spans=spans, store=store)[0]
 
     with torch.no_grad():
-        wholly = torch.cat([computed(spans)[1] for spans in parts], 1)
+        joined = torch.cat([attend(spans)[1] for spans in parts], 1)
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     wanted = dense(*exact, whole.spans, len(whole.ids))
-    assert (wholly - wanted).abs().max() < 2e-5
+    assert (joined - wanted).abs().max() < 2e-5
     weights = torch.randn(wanted.shape, generator=draw, dtype=torch.float64)
     (theirs,) = torch.autograd.grad((wanted * weights).sum(), exact[:1])
     ours = torch.zeros_like(theirs)
     for spans in reversed(parts):
-        here, out = computed(spans)
-        ours += torch.autograd.grad((out * weights[:, here]).sum(), inputs[0])[0]
+        slice_T, out = attend(spans)
+        ours += torch.autograd.grad((out * weights[:, slice_T]).sum(), inputs[0])[0]
     assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
 
 
@@ -192,7 +192,7 @@ def test_refuses_rows_that_cannot_be_trained(make_rows, broken, message):
 
 @pytest.mark.parametrize("chunk", [1, 7, 30, 200])
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointing"])
-def test_chunk_by_chunk_a_tree_scores_and_pulls_the_same(again, chunk, miniature, expected):
+def test_a_tree_in_chunks_has_the_same_logprobs_and_gradients(again, chunk, miniature, expected):
     policy = Policy.load(miniature, LearnSettings(gradient_checkpointing=again))
     logprobs, gradients = compare_runs(run_batch(policy, replace(pack_samples(ROWS), chunk_tokens=chunk)), expected)
     assert logprobs < 1e-5 and gradients < 1e-5

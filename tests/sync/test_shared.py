@@ -42,7 +42,7 @@ def leave_folder_of_killed_owner(folder: Path) -> None:
     assert (folder / "weights").exists()
 
 
-def test_what_a_killed_owner_left_is_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+def test_only_folders_of_killed_owners_are_removed(tmp_path: Path) -> None:
     dead, alive, unknown = (tmp_path / f"crrl-{name}" for name in ("dead", "alive", "unknown"))
     leave_folder_of_killed_owner(dead)
     unknown.mkdir()  # made by a version that recorded no owner

@@ -86,7 +86,7 @@ PLAIN = LearnSettings(algorithm="grpo", lr=1e-2)
     ],
     ids=["full", "merged", "fsdp2"],
 )
-async def test_what_arrives_is_what_a_file_would_have(
+async def test_streamed_weights_equal_those_in_a_file(
     settings: LearnSettings, workers: int, miniature: Path, tmp_path: Path
 ) -> None:
     receiver = Receiver(workers)

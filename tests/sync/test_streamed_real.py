@@ -38,7 +38,7 @@ def rows(seed: int) -> list[Sample]:
     return [Sample(f"e{sign}", ids, trained, old, versions, advantage=sign) for sign in (1.0, -1.0)]
 
 
-async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
+async def test_vllm_serves_the_weights_of_the_learner(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
     settings = LearnSettings(algorithm="grpo", lr=1e-2, max_grad_norm=1e9, eps_low=0.99999, eps_high=1e9)
     async with start_learner(miniature, tmp_path, settings) as learner:
         streamed = StreamedEngine(real, learner.send)

@@ -64,7 +64,7 @@ def test_a_conversation_is_the_row_that_a_gateway_would_record(name: str, tmp_pa
     assert parsed.calls[0].name == "shell"
 
 
-def test_what_follows_the_last_reply_is_left_out_and_content_may_be_absent(miniature: Path) -> None:
+def test_messages_after_the_last_reply_are_left_out_and_content_may_be_absent(miniature: Path) -> None:
     codec = tokens.load_codec(miniature)
     reply = {**call("ls"), "content": None}
     whole = tokens.make_conversation_rows(codec, [*map(dict, OPENING), reply, result("a")], TOOLS)
@@ -86,9 +86,7 @@ def test_thoughts_are_learned_with_thinking_and_left_out_without(miniature: Path
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("thought", ["I look.", ""])
-def test_thoughts_in_the_text_are_those_that_a_server_would_have_kept_apart(
-    thought: str, thinking: bool, miniature: Path
-) -> None:
+def test_thoughts_in_tags_equal_separate_thoughts(thought: str, thinking: bool, miniature: Path) -> None:
     codec = tokens.load_codec(miniature, thinking=thinking)
     apart, within = call("ls", "So.", reasoning_content=thought), call("ls", f"<think>\n{thought}\n</think>\n\nSo.")
     assert tokens.make_conversation_rows(codec, attempt(within), TOOLS) == tokens.make_conversation_rows(
@@ -108,7 +106,7 @@ def test_each_reply_is_learned_in_one_row_where_the_history_is_rewritten(miniatu
 
 
 @pytest.mark.parametrize(("messages", "why"), [([*OPENING], "no reply"), ([call("ls")], "begins with a reply")])
-def test_what_cannot_be_learned_from_is_refused(miniature: Path, messages: Messages, why: str) -> None:
+def test_conversations_without_a_reply_or_a_prompt_are_refused(miniature: Path, messages: Messages, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         tokens.make_conversation_rows(tokens.load_codec(miniature), messages, TOOLS)
 

@@ -358,7 +358,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "old", "new", "config", "message", "fixes"), REFUSED, ids=[row[4] for row in REFUSED])
-def test_a_model_is_refused_with_what_is_missing(
+def test_a_refused_model_is_told_its_fault_and_fix(
     name: str, old: str, new: str | None, config: dict[str, Any], message: str, fixes: list[str], tmp_path: Path
 ) -> None:
     """`old` of its template replaced by `new`, or no template at all."""
@@ -394,7 +394,7 @@ def test_padded_embeddings_are_none(tmp_path: Path) -> None:
 
 
 @EVERY
-def test_the_page_says_what_is_tested(name: str) -> None:
+def test_the_page_lists_every_tested_family(name: str) -> None:
     family = FAMILIES[name]
     page = Path(__file__).parents[2] / "docs" / "guides" / "models.md"
     switch = "always" if family.always else "on or off" if family.thinks else "none"
@@ -405,7 +405,7 @@ def test_the_page_says_what_is_tested(name: str) -> None:
     assert row in page.read_text()
 
 
-async def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path) -> None:
+async def test_the_exam_of_a_model_reports_its_format_and_engines(tmp_path: Path) -> None:
     """One that passes is in tests/learn/test_loading.py."""
     from coderepairrl.checks.model import examine_model
 
@@ -602,7 +602,7 @@ def test_ids_that_mistral_refuses_are_not_read_and_those_of_clients_made_to_fit(
     assert "[CALL_ID]call00000[ARGS]" in shown and "[TOOL_RESULTS]call00000[TOOL_CONTENT]" in shown
 
 
-def test_a_fork_that_forgets_what_was_said_is_refused(tmp_path: Path) -> None:
+def test_a_fork_that_drops_a_message_is_refused(tmp_path: Path) -> None:
     """Others are reported, since the policy is shown what its template writes."""
     family = FAMILIES["Gemma 4 (E2B, E4B)"]
     folder = family.write(tmp_path)

@@ -93,7 +93,7 @@ async def test_several_system_messages_of_an_agent_are_joined(dialect: str, body
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_all_that_agents_send_in_any_order_is_shown(name: str, tmp_path: Path) -> None:
+async def test_the_prompt_has_every_message_in_any_order_of_roles(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     codec = tokens.load_codec(family.write(tmp_path, max_position_embeddings=16384), thinking=family.always)
     messages = says("system 1-s", "user 1-u", "system 2-s", "user 2-u", "tool 1-t", "assistant yes", "system 3-s")

@@ -62,7 +62,7 @@ def test_a_truncation_that_a_tokenizer_was_saved_with_is_ignored(merging: Path) 
     assert codec.decode(codec.encode("naïve words " * 20)) == "naïve words " * 20
 
 
-def test_what_fits_is_not_refused_whatever_its_tokens_are(merging: Path) -> None:
+def test_a_prompt_within_the_limit_is_never_refused(merging: Path) -> None:
     """A prompt of the longest word that is one token, up to the limit and far beyond it."""
     codec = tokens.load_codec(merging)
     texts = [codec.decode([token]) for token in range(len(codec.tokenizer))]
@@ -210,7 +210,7 @@ def test_many_calls_are_parsed_a_few_times(codec: tokens.Codec, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
-def test_thoughts_words_and_calls_stream_in_the_order_in_which_they_were_said(codec: tokens.Codec, chunk: int) -> None:
+def test_thoughts_words_and_calls_stream_in_order(codec: tokens.Codec, chunk: int) -> None:
     """A client that opens an item per kind sees each kind once, however much the engine says at a time."""
     added = codec.tokenizer.added
     ids = [added["<think>"], *codec.encode("hm, so"), added["</think>"], *codec.encode("I look.\n")]
@@ -229,7 +229,7 @@ def test_thoughts_words_and_calls_stream_in_the_order_in_which_they_were_said(co
     assert reader.reasoning == len(codec.encode("hm, so")) + 1
 
 
-def test_a_shape_that_the_template_refuses_is_written_as_another(tmp_path: Path) -> None:
+def test_a_refused_shape_is_rewritten(tmp_path: Path) -> None:
     """Above all a system message that is not the first, as Claude Code, Codex and gptme send."""
     codec = tokens.load_codec(FAMILIES["Qwen3.5, 3.6"].write(tmp_path))
     system, late = OPENING[0]["content"], {"role": "system", "content": "a"}

@@ -159,7 +159,7 @@ def test_a_step_takes_what_was_planned(raw, settings, tmp_path):
 def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
     """In a network that is nearly all head."""
     raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
-    monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
+    monkeypatch.setattr(learner, "MAX_LOGITS", chunk * 4096)
     settings = LearnSettings(
         algorithm="grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64
     )
@@ -225,7 +225,7 @@ def test_moments_in_8_bits(tmp_path):
 def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
     """Many words in a small network, in several chunks and in one."""
     raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
-    monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
+    monkeypatch.setattr(learner, "MAX_LOGITS", chunk * 4096)
     monkeypatch.setattr(Policy.logprobs, "__defaults__", (chunk * 4096,))
     monkeypatch.setitem(Policy.score.__kwdefaults__, "logits", chunk * 4096)
     settings = LearnSettings(algorithm="ppo", lora=lora, gradient_checkpointing=True, micro_tokens=256, **more)

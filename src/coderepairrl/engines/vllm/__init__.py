@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from coderepairrl.engines.vllm.client import VllmEngine, read_vocabulary_size
 from coderepairrl.engines.vllm.options import (
@@ -144,18 +145,17 @@ class Vllm(EngineSpec):
                 )
         return await VllmServer.start(
             self.python or find_vllm_python(),
-            [*self._build_arguments(model, rank, adapters), *[SLEEP] * needs.sleep, *self.args],
+            [*self._build_arguments(model, config, rank, adapters), *[SLEEP] * needs.sleep, *self.args],
             log=log_dir / "engine.log",
             env=self._environment(needs),
             seconds=self.start_seconds,
             patience=self.patience,
         )
 
-    def _build_arguments(self, model: Path, rank: int, adapters: int) -> list[str]:
+    def _build_arguments(self, model: Path, config: Mapping[str, Any], rank: int, adapters: int) -> list[str]:
         """Build a server's arguments, which docs/guides/engines.md also lists."""
         dtype = self.dtype
         if dtype == "auto":  # vLLM's own "auto" would run float32 in 16 bits
-            config = json.loads((model / "config.json").read_text())
             dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
         return [
             *("--model", str(model.resolve()), "--served-model-name", "policy"),

@@ -135,8 +135,8 @@ class ServedWeights(Engine):
         self.server = server
         self.adapters: list[Adapter] = []
         """Oldest first; new requests use the last one."""
-        self.full = (model, 0, checksum)
-        """Path, version and checksum of the full weights."""
+        self.full = weights.PublishedWeights(model, 0, checksum)
+        """Full weights."""
         self._slept_seconds = {"sleep_seconds": 0.0, "wake_seconds": 0.0}
         self._asleep = False
         self._traffic = traffic
@@ -148,12 +148,11 @@ class ServedWeights(Engine):
     @property
     def version(self) -> int:
         """Version of the newest weights."""
-        return self.adapters[-1].version if self.adapters else self.full[1]
+        return self.adapters[-1].version if self.adapters else self.full.version
 
     def make_stream(self, version: int | None = None) -> Stream:
         """Create a request to the newest weights or `version`. Raises `EngineFault` if not served."""
-        _, number, checksum = self.full
-        for each in (*reversed(self.adapters), Adapter(self._policy, number, checksum)):
+        for each in (*reversed(self.adapters), Adapter(self._policy, self.full.version, self.full.checksum)):
             if version in (None, each.version):
                 return Stream(each.name, each.version, f"{each.version}-{each.checksum[:16].lower()}")
         raise EngineFault(f"version {version} is not served any more")
@@ -289,14 +288,14 @@ class ServedWeights(Engine):
         try:
             await self._swap(path, version)
         except RequestRejected as refusal:
-            old, number, old_checksum = self.full
-            if weights.is_offer(old):
-                raise EngineFault(f"{refusal}; no file of version {number} exists to go back to") from None
-            await self._swap(old, number)
+            old = self.full
+            if weights.is_offer(old.path):
+                raise EngineFault(f"{refusal}; no file of version {old.version} exists to go back to") from None
+            await self._swap(old.path, old.version)
             # after loading, to show that the files had not changed
-            await asyncio.to_thread(weights.verify_checksum, old, old_checksum)
+            await asyncio.to_thread(weights.verify_checksum, old.path, old.checksum)
             return refusal
-        self.full = (path, version, checksum)
+        self.full = weights.PublishedWeights(path, version, checksum)
         return None
 
     async def _swap(self, path: Path, version: int) -> None:

@@ -225,11 +225,11 @@ class ServedWeights(Engine):
             ranges = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
         except ValueError:  # "default" until a version is set
             raise ServerLost(
-                f"the server has {list(spans)} for a request of version {stream.version}: it was restarted",
+                f"the server reports versions {list(spans)} for version {stream.version}: it was restarted",
             ) from None
         if not stream.straddles and {version for version, _, _ in ranges} - {stream.version}:
             raise ServerLost(
-                f"the server has {ranges} for a request of version {stream.version}: another program loads weights"
+                f"the server reports versions {ranges} for version {stream.version}: another program loads weights"
             )
         return ranges
 

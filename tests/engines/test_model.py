@@ -155,10 +155,10 @@ def compute_in_pieces(model: TinyModel, weights: Weights, sequences: list[list[i
                 owners += [i] * size
                 at[i] += size
         if ids:
-            wanted = range(len(ids)) if rng.random() < 0.5 else [0, len(ids) - 1][: len(ids)]
-            some = model.forward(weights, ids, pieces, wanted)
+            output_rows = range(len(ids)) if rng.random() < 0.5 else [0, len(ids) - 1][: len(ids)]
+            some = model.forward(weights, ids, pieces, output_rows)
             every = model.forward(weights, ids, pieces, range(len(ids)))  # again: the cache gets the same bits
-            assert same(some, every[list(wanted)])
+            assert same(some, every[list(output_rows)])
             for row, owner in enumerate(owners):
                 logits[owner].append(every[row])
     return [torch.stack(rows) for rows in logits]

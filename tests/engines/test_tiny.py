@@ -55,13 +55,13 @@ async def test_in_flight_requests_are_recomputed_under_the_new_weights(
     ids = [token for chunk in chunks for token in chunk.ids]
     old = sum(len(chunk.ids) for chunk in chunks if chunk.version == 0)
     assert len(ids) == 300 and 0 < old < 300
-    said = [logprob for chunk in chunks for logprob in chunk.logprobs]
+    reported = [logprob for chunk in chunks for logprob in chunk.logprobs]
     before = (await reference([[5, 6, 7, *ids]], 1.0))[0][2:]
     with torch.inference_mode():
         logits = load_reference(other)(torch.tensor([[5, 6, 7, *ids]])).logits[0, 2:-1]
         after = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
-    assert np.allclose(said[:old], before[:old], atol=TOLERANCE, rtol=0)
-    assert np.allclose(said[old:], after[old:], atol=TOLERANCE, rtol=0)
+    assert np.allclose(reported[:old], before[:old], atol=TOLERANCE, rtol=0)
+    assert np.allclose(reported[old:], after[old:], atol=TOLERANCE, rtol=0)
     assert not np.allclose(before[old:], after[old:], atol=TOLERANCE, rtol=0)
 
 

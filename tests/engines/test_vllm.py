@@ -86,8 +86,8 @@ async def server() -> AsyncIterator[TestServer]:
 
 
 def state(server: TestServer) -> fake_vllm.State:
-    found: fake_vllm.State = server.app[fake_vllm.STATE]
-    return found
+    app_state: fake_vllm.State = server.app[fake_vllm.STATE]
+    return app_state
 
 
 @pytest.fixture

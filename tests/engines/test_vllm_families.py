@@ -156,7 +156,7 @@ def logprobs(served: Path, tmp_path: Path, *adapter: Path) -> list[float]:
     alone |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     command = [find_vllm_python(), str(tmp_path / "ask.py"), str(served), json.dumps(ROW), *map(str, adapter)]
     done = subprocess.run(command, env=os.environ | alone, cwd=tmp_path, capture_output=True, text=True, check=False)
-    said = [line for line in done.stdout.splitlines() if line.startswith("LOGPROBS ")]
-    assert said, done.stderr[-2000:]
-    found: list[float] = json.loads(said[0].removeprefix("LOGPROBS "))
-    return found
+    printed = [line for line in done.stdout.splitlines() if line.startswith("LOGPROBS ")]
+    assert printed, done.stderr[-2000:]
+    values: list[float] = json.loads(printed[0].removeprefix("LOGPROBS "))
+    return values

@@ -96,22 +96,26 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
         assert max_error(models[n], prompt, answer) <= TOLERANCE
     ids = [token for chunk in in_flight for token in chunk.ids]
     assert len(ids) == 200 and {chunk.version for chunk in in_flight} == {first}
-    said = [logprob for chunk in in_flight for logprob in chunk.logprobs]
-    assert max_error(models[0], prompt, (ids, said, [])) <= TOLERANCE
+    reported = [logprob for chunk in in_flight for logprob in chunk.logprobs]
+    assert max_error(models[0], prompt, (ids, reported, [])) <= TOLERANCE
     stream = real.generate(prompt, Sampling(max_tokens=300), 5)  # by the newest, and carried over a sleep
-    kept = [await anext(stream)]
+    carried = [await anext(stream)]
     await real.sleep()
     loading = asyncio.create_task(load(real, tmp_path / "0", first + 3))
-    kept += [chunk async for chunk in stream]
+    carried += [chunk async for chunk in stream]
     assert await loading == first + 3
-    ids = [token for chunk in kept for token in chunk.ids]
-    assert len(ids) == 300 and {chunk.version for chunk in kept} == {first + 2}
-    assert max_error(models[2], prompt, (ids, [value for chunk in kept for value in chunk.logprobs], [])) <= TOLERANCE
+    ids = [token for chunk in carried for token in chunk.ids]
+    assert len(ids) == 300 and {chunk.version for chunk in carried} == {first + 2}
+    assert (
+        max_error(models[2], prompt, (ids, [value for chunk in carried for value in chunk.logprobs], [])) <= TOLERANCE
+    )
     answer = await ask(real, prompt, Sampling(max_tokens=20), 6)
     assert set(answer[2]) == {first + 3} and max_error(models[0], prompt, answer) <= TOLERANCE
-    own = {real.full[1]: load_reference(miniature), first + 2: models[2], first + 3: models[0]}
-    answers = await asyncio.gather(*(ask(real.at(each), prompt, Sampling(max_tokens=200), each) for each in own))
-    for (version, model), answer in zip(own.items(), answers, strict=True):  # all in one batch
+    model_by_version = {real.full[1]: load_reference(miniature), first + 2: models[2], first + 3: models[0]}
+    answers = await asyncio.gather(
+        *(ask(real.at(each), prompt, Sampling(max_tokens=200), each) for each in model_by_version)
+    )
+    for (version, model), answer in zip(model_by_version.items(), answers, strict=True):  # all in one batch
         assert set(answer[2]) == {version} and max_error(model, prompt, answer) <= TOLERANCE
     assert (await real.health())["adapters"] == 2
 

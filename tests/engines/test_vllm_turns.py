@@ -43,10 +43,10 @@ async def test_requests_survive_a_sleep_and_new_ones_wait(
     assert state(server).asleep == {"weights", "kv_cache"}
     await joined.sleep()
     assert [call for call in state(server).calls if "sleep" in call] == ["/sleep?level=1&mode=keep"]
-    asked = len(state(server).requests)
+    requests_before = len(state(server).requests)
     waiting = asyncio.create_task(ask(joined, [1], TEN))
     await asyncio.sleep(0.1)
-    assert not waiting.done() and len(state(server).requests) == asked
+    assert not waiting.done() and len(state(server).requests) == requests_before
     del state(server).calls[:]
     assert await load(joined, copy_weights(miniature, tmp_path / "new.safetensors"), 1) == 1
     steps = [call.partition("?tags=")[0::2] for call in state(server).calls]
@@ -99,8 +99,8 @@ async def test_a_server_that_cannot_sleep_or_wake_is_replaced_with_the_new_weigh
         servers.append(server)
         return await Vllm(url=str(server.make_url("/"))).start(miniature, log_dir=tmp_path)
 
-    said: list[str] = []
-    engine = SupervisedEngine(await begin(), begin, restarts=2, on_death=said.append)
+    deaths: list[str] = []
+    engine = SupervisedEngine(await begin(), begin, restarts=2, on_death=deaths.append)
     state(servers[0]).fails[route] = after
     held = generate_until_swap(engine)
     await anext(held)
@@ -114,7 +114,7 @@ async def test_a_server_that_cannot_sleep_or_wake_is_replaced_with_the_new_weigh
         [pair async for pair in held]
     assert (await waiting)[2] == [1] * 10, "other requests do not notice"
     assert (await engine.health())["restarts"] == 1 and len(servers) == 2
-    assert [why for why in said if "CUDA out of memory" in why] == said and len(said) == 1
+    assert [why for why in deaths if "CUDA out of memory" in why] == deaths and len(deaths) == 1
     await engine.close()
     for each in servers:
         await each.close()

@@ -23,10 +23,10 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.vocab_parallel_embedding", MagicMock())
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     monkeypatch.syspath_prepend(EXTENSION)
-    found = importlib.import_module("crrl_worker").Extension()
-    found.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_index=0, world_size=2))
-    found.rank = 1
-    yield found
+    extension = importlib.import_module("crrl_worker").Extension()
+    extension.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_index=0, world_size=2))
+    extension.rank = 1
+    yield extension
     sys.modules.pop("crrl_worker")
 
 

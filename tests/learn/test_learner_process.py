@@ -20,10 +20,10 @@ SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, beta=0.05)
 
 async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, make_rows, tmp_path):
     """Through JSON frames and another process: equal metrics, equal checksums, also after a resume."""
-    here = Trainer(miniature, SETTINGS)
-    expected = [here.step(make_rows(LENGTHS, seed), 5) for seed in range(3)]  # two of the 5 episodes have no rows
+    trainer = Trainer(miniature, SETTINGS)
+    expected = [trainer.step(make_rows(LENGTHS, seed), 5) for seed in range(3)]  # two of the 5 episodes have no rows
     assert expected[0]["denominator"] == 5
-    checksum = here.publish(tmp_path / "expected")[2]
+    checksum = trainer.publish(tmp_path / "expected")[2]
     async with start_learner(miniature, tmp_path, SETTINGS) as one:
         assert one.version == 0
         assert [await one.step(make_rows(LENGTHS, seed), 5) for seed in range(2)] == expected[:2]

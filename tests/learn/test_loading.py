@@ -159,8 +159,8 @@ def test_checkpointed_layers_apply_no_dropout(tmp_path, make_rows):
     sizes = {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.5}
     write(tmp_path, "opt", **sizes)
     batch = pack_samples(make_rows([9, 6]))
-    plain, kept = (Policy.load(tmp_path, LearnSettings(gradient_checkpointing=on)) for on in (False, True))
-    assert torch.equal(plain.logprobs(batch, 1.0), kept.logprobs(batch, 1.0))
+    plain, checkpointed = (Policy.load(tmp_path, LearnSettings(gradient_checkpointing=on)) for on in (False, True))
+    assert torch.equal(plain.logprobs(batch, 1.0), checkpointed.logprobs(batch, 1.0))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

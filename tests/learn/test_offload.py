@@ -36,15 +36,15 @@ def test_steps_go_on_bit_for_bit(kind, miniature, make_rows, tmp_path):
 
 
 def test_tied_weights_stay_one():
-    own, twin = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-    twin.weight = torch.nn.Parameter(own.weight.data)  # another parameter on the same values
+    first, twin = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    twin.weight = torch.nn.Parameter(first.weight.data)  # another parameter on the same values
     offloader = Offloader(torch.device("cpu"))
-    optimizer = torch.optim.AdamW(own.parameters())
-    assert offloader.offload([own, twin], optimizer) == 4 * (9 + 3 + 3)
-    own.weight.data[0, 0] = 7.0
+    optimizer = torch.optim.AdamW(first.parameters())
+    assert offloader.offload([first, twin], optimizer) == 4 * (9 + 3 + 3)
+    first.weight.data[0, 0] = 7.0
     assert twin.weight[0, 0] == 7.0
     offloader.restore()
-    own.weight.data[0, 0] = 8.0
+    first.weight.data[0, 0] = 8.0
     assert twin.weight[0, 0] == 8.0
 
 

@@ -129,8 +129,8 @@ def test_the_kl_term_is_against_the_initial_weights(
         for name, a in before.items():
             if ".lora_A." in name:  # the chain rule, by which the gradient of the whole weight becomes B's
                 whole = weights[name.partition(".lora_A.")[0] + ".weight"]
-                wanted = LORA.scaling * whole @ a.T
-                assert (gradient[name.replace(".lora_A.", ".lora_B.")] - wanted).abs().max().item() < 5e-6, name
+                expected = LORA.scaling * whole @ a.T
+                assert (gradient[name.replace(".lora_A.", ".lora_B.")] - expected).abs().max().item() < 5e-6, name
 
 
 def test_a_teacher_of_collected_tokens_is_distilled(
@@ -186,8 +186,8 @@ def test_a_teacher_of_sampled_tokens_is_added_to_the_reward(
         (share * distance.sum() / episodes).backward()
     for name, parameter in student.named_parameters():
         if name in gradient:
-            wanted = 0.7 * alone[name] + 0.3 * parameter.grad
-            assert (gradient[name] - wanted).abs().max().item() < 2e-6, name
+            expected = 0.7 * alone[name] + 0.3 * parameter.grad
+            assert (gradient[name] - expected).abs().max().item() < 2e-6, name
     assert metrics["teacher_kl"] == pytest.approx(torch.cat(terms).mean().item(), abs=1e-5)
 
 

@@ -202,7 +202,7 @@ async def test_requests_arrive_until_the_learner_is_dismissed(listen):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "greeting",
     [
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
@@ -212,8 +212,8 @@ async def test_requests_arrive_until_the_learner_is_dismissed(listen):
         hashlib.sha256(b"a secret for the tests").digest() + encode_frame([]),
     ],
 )
-async def test_strangers_are_rejected(said, listen):
-    waiting, reader, writer = await accept(listen, said)
+async def test_strangers_are_rejected(greeting, listen):
+    waiting, reader, writer = await accept(listen, greeting)
     writer.write_eof()
     answer = await reader.read()
     assert b"error" in answer and b"welcome" not in answer and remote.read_secret() not in answer
@@ -228,12 +228,12 @@ async def test_learners_that_do_not_fit_the_run_are_refused(listen):
     same = {"host": "there", "gpu": True, "versions": remote.read_learner_versions()}
     machines = [same | {"versions": same["versions"] | {"torch": "2.12.0"}}] * 2
     apart = [same, same | {"host": "here", "gpu": False}]
-    for said, error, message in (
+    for greeting, error, message in (
         (make_hello(machines=machines), PrerequisiteError, r"on there has different versions: torch 2.12.0 \(here"),
         (make_hello(machines=apart), PrerequisiteError, "on here sees no GPU"),
         (make_hello(3), UsageError, "started 3 learner processes, and train.processes=2"),
     ):
-        waiting, reader, writer = await accept(listen, said)
+        waiting, reader, writer = await accept(listen, greeting)
         with pytest.raises(error, match=message) as caught:
             await waiting
         assert caught.value.fix and str(caught.value) in (await remote._receive(reader))["error"]
@@ -249,8 +249,8 @@ async def test_waiting_for_a_learner_has_a_limit(listen):
 
 
 async def test_an_address_in_use_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listen = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(UsageError, match=f"cannot listen at train.listen={listen}"):
             await RemoteLearner.accept(listen, 2, 1.0)
 

@@ -24,10 +24,10 @@ from peak import Peak
 
 def gathered(*inputs):
     """Replace `_TreeAttention.apply` by attention as on a GPU, which has no chunks."""
-    *known, layer = inputs
+    *arguments, layer = inputs
     if layer is not None:
         raise UsageError("no chunks")
-    return attention._attend_gathered(*known)
+    return attention._attend_gathered(*arguments)
 
 
 GATHERED = SimpleNamespace(apply=gathered)
@@ -78,10 +78,10 @@ def test_attention_is_that_of_a_mask_in_float64(implementation, window):
     inputs = [torch.randn(size, generator=draw, dtype=torch.float64).transpose(1, 2) for size in sizes]
     inputs = [tensor.requires_grad_() for tensor in inputs]
     out, _ = attention.tree_attention(torch.nn.Module(), *inputs, None, scaling=0.3, sliding_window=window, spans=spans)
-    wanted = dense(*inputs, spans, window or tokens)
+    exact = dense(*inputs, spans, window or tokens)
     weights = torch.randn(out.shape, generator=draw, dtype=torch.float64)
-    ours, theirs = (torch.autograd.grad((tensor * weights).sum(), inputs) for tensor in (out, wanted))
-    assert (out - wanted).abs().max().item() < 1e-12
+    ours, theirs = (torch.autograd.grad((tensor * weights).sum(), inputs) for tensor in (out, exact))
+    assert (out - exact).abs().max().item() < 1e-12
     assert all((a - b).abs().max().item() < 1e-12 for a, b in zip(ours, theirs, strict=True))
 
 
@@ -106,10 +106,10 @@ def test_a_large_bias_of_keys_does_not_round_gradients(chunk):
     with torch.no_grad():
         joined = torch.cat([attend(spans)[1] for spans in parts], 1)
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    wanted = dense(*exact, whole.spans, len(whole.ids))
-    assert (joined - wanted).abs().max() < 2e-5
-    weights = torch.randn(wanted.shape, generator=draw, dtype=torch.float64)
-    (theirs,) = torch.autograd.grad((wanted * weights).sum(), exact[:1])
+    expected = dense(*exact, whole.spans, len(whole.ids))
+    assert (joined - expected).abs().max() < 2e-5
+    weights = torch.randn(expected.shape, generator=draw, dtype=torch.float64)
+    (theirs,) = torch.autograd.grad((expected * weights).sum(), exact[:1])
     ours = torch.zeros_like(theirs)
     for spans in reversed(parts):
         slice_T, out = attend(spans)

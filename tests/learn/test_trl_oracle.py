@@ -139,8 +139,8 @@ SEQUENCE = {"importance_sampling_level": "sequence", "loss_type": "grpo"}
 def case(algorithm, theirs, **ours):
     """Our settings of `algorithm`, and TRL's options: `theirs`, and those that both call the same."""
     length = MAX_COMPLETION if algorithm == "dr_grpo" else None
-    alike = {name: ours[name] for name in ("beta", "temperature", "delta") if name in ours}
-    options = {"loss_type": algorithm, "importance_sampling_level": "token"} | theirs | alike
+    shared = {name: ours[name] for name in ("beta", "temperature", "delta") if name in ours}
+    options = {"loss_type": algorithm, "importance_sampling_level": "token"} | theirs | shared
     return LearnSettings(algorithm=algorithm, max_completion_tokens=length, **ours), options
 
 

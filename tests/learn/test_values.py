@@ -46,11 +46,11 @@ def test_the_value_loss_is_the_worse_of_two_and_its_gradient_that_of_finite_diff
     value, before, target = torch.randn(3, 200, generator=generator, dtype=torch.float64)
     value.requires_grad_()
     loss, cut = value_loss(value, before, target, 0.5)
-    for v, old, aim, own, stopped in zip(
+    for v, old, aim, ours, stopped in zip(
         value.tolist(), before.tolist(), target.tolist(), loss.tolist(), cut, strict=True
     ):
         near = min(max(v, old - 0.5), old + 0.5)
-        assert own == pytest.approx(max((v - aim) ** 2, (near - aim) ** 2) / 2)
+        assert ours == pytest.approx(max((v - aim) ** 2, (near - aim) ** 2) / 2)
         assert bool(stopped) == ((near - aim) ** 2 > (v - aim) ** 2)
     (gradient,) = torch.autograd.grad(loss.sum(), value)
     with torch.no_grad():

@@ -47,8 +47,8 @@ class Family:
 
     @property
     def model_type(self) -> str:
-        found = ARCHITECTURES.get(self.architecture)
-        return found.model_type if found else self.architecture
+        architecture = ARCHITECTURES.get(self.architecture)
+        return architecture.model_type if architecture else self.architecture
 
     def write(self, folder: Path, vocabulary: Any = None, **changes: Any) -> Path:
         """Write the family's config, tokenizer and template, without weights, to `folder`.
@@ -62,8 +62,8 @@ class Family:
             "max_position_embeddings": 4096,
             "eos_token_id": [ids[token] for token in self.eos],
         }
-        found = ARCHITECTURES.get(self.architecture, Architecture(self.architecture, {}))
-        replace(found, config=found.config | sizes | self.config | changes).write(folder)
+        architecture = ARCHITECTURES.get(self.architecture, Architecture(self.architecture, {}))
+        replace(architecture, config=architecture.config | sizes | self.config | changes).write(folder)
         named = {"bos_token": self.bos or None, "eos_token": self.eos[0]}
         (folder / "tokenizer.json").write_text(spec)
         (folder / "tokenizer_config.json").write_text(json.dumps(named))
@@ -75,24 +75,24 @@ def make_tokenizer(added: tuple[str, ...], vocabulary: Any = None) -> tuple[str,
     """Make a ``tokenizer.json`` with special tokens; returns it and the vocabulary size."""
     from tokenizers import AddedToken
 
-    made = vocabulary or split_bytes()
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in added])
-    return made.to_str(), made.get_vocab_size()
+    tokenizer = vocabulary or split_bytes()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in added])
+    return tokenizer.to_str(), tokenizer.get_vocab_size()
 
 
 def learn_tokenizer(pattern: str, *texts: str) -> Any:
     """Learn a tokenizer of 600 pieces from `texts`, which are split by `pattern`."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
-    made.normalizer = normalizers.NFC()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    made.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(texts, trainer)
-    return made
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def render_reply(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:

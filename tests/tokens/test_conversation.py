@@ -33,7 +33,7 @@ def attempt(*replies: dict[str, Any]) -> Messages:
 
 
 def learned(codec: tokens.Codec, row: tokens.Row) -> str:
-    return codec.decode([token for token, own in zip(*row, strict=True) if own])
+    return codec.decode([token for token, is_trained in zip(*row, strict=True) if is_trained])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -98,11 +98,11 @@ def test_each_reply_is_learned_in_one_row_where_the_history_is_rewritten(miniatu
     codec = tokens.load_codec(miniature, thinking=True)
     ask = {"role": "user", "content": "And now?"}
     first, second = ({"role": "assistant", "content": c, "reasoning_content": f"{c}?"} for c in ("One", "Two"))
-    made = tokens.make_conversation_rows(codec, [*map(dict, OPENING), first, ask, second], TOOLS)
-    assert [learned(codec, row) for row in made] == [
+    rows = tokens.make_conversation_rows(codec, [*map(dict, OPENING), first, ask, second], TOOLS)
+    assert [learned(codec, row) for row in rows] == [
         f"<think>\n{c}?\n</think>\n\n{c}<|im_end|>" for c in ("One", "Two")
     ]
-    assert "One?" not in codec.decode(made[1].ids) and "One" in codec.decode(made[1].ids)
+    assert "One?" not in codec.decode(rows[1].ids) and "One" in codec.decode(rows[1].ids)
 
 
 @pytest.mark.parametrize(("messages", "why"), [([*OPENING], "no reply"), ([call("ls")], "begins with a reply")])

@@ -39,12 +39,12 @@ def read(codec: tokens.Codec, text: str) -> tokens.Reply:
 def test_recorded_ids_are_extended_exactly(name: str, codecs: dict[str, tokens.Codec]) -> None:
     """And what the template itself refuses is named."""
     family, codec = FAMILIES[name], codecs[name]
-    found = verify_codec(codec)
-    assert bool(found.forks) == bool(family.forks)
-    assert all(any(word in each for word in family.forks) for each in found.forks), found.forks
-    assert bool(found.refused) == bool(family.refused)
-    assert all(any(word in each for word in family.refused) for each in found.refused)
-    assert found.rewritten == family.rewritten
+    findings = verify_codec(codec)
+    assert bool(findings.forks) == bool(family.forks)
+    assert all(any(word in each for word in family.forks) for each in findings.forks), findings.forks
+    assert bool(findings.refused) == bool(family.refused)
+    assert all(any(word in each for word in family.refused) for each in findings.refused)
+    assert findings.rewritten == family.rewritten
     assert (codec.family, codec.format.name) == (family.renderer, family.format)
     assert [codec.tokenizer.to_bytes(stop).decode() for stop in codec.stop_ids] == list(family.eos)
 
@@ -124,8 +124,8 @@ def test_a_renderer_writes_without_a_template(name: str, tmp_path: Path) -> None
     (folder / "chat_template.jinja").unlink()
     codec = tokens.load_codec(folder)
     assert codec.family == FAMILIES[name].renderer
-    found = verify_codec(codec)
-    assert (found.forks, found.refused) == ((), ())
+    findings = verify_codec(codec)
+    assert (findings.forks, findings.refused) == ((), ())
 
 
 _RENAMED = ("tool_response>", "tool_output>", "<tool_output>")
@@ -157,11 +157,11 @@ def test_a_template_with_results_of_its_own_writes_them(
     codec = tokens.load_codec(folder)
     assert codec.family == "template"
     call = {"name": "shell", "arguments": '{"cmd": "ls"}'}
-    said = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": call}]}
-    shown = codec.decode(
-        codec.render([*OPENING, said, {"role": "tool", "tool_call_id": "c", "content": "setup.py"}], TOOLS)
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+    prompt = codec.decode(
+        codec.render([*OPENING, called, {"role": "tool", "tool_call_id": "c", "content": "setup.py"}], TOOLS)
     )
-    assert written in shown
+    assert written in prompt
 
 
 def test_another_familys_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -553,8 +553,8 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
 )
 def test_a_tag_of_a_call_that_was_not_opened_is_reported(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:
     reply = read(codecs[name], text)
-    said = text.partition("</think>")[2] or text
-    assert (reply.calls, reply.malformed, reply.content) == ((), (said,), said)
+    reported = text.partition("</think>")[2] or text
+    assert (reply.calls, reply.malformed, reply.content) == ((), (reported,), reported)
 
 
 REPEATED = [
@@ -597,9 +597,11 @@ def test_ids_that_mistral_refuses_are_not_read_and_those_of_clients_made_to_fit(
     codec = codecs["Mistral (v11)"]
     assert read(codec, '[TOOL_CALLS]shell[CALL_ID]abc[ARGS]{"cmd": "ls"}').calls == ()
     call = {"id": "call_12_0", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}}
-    said = {"role": "assistant", "content": "", "tool_calls": [call]}
-    shown = codec.decode(codec.render([*OPENING, said, {"role": "tool", "tool_call_id": "call_12_0", "content": "a"}]))
-    assert "[CALL_ID]call00000[ARGS]" in shown and "[TOOL_RESULTS]call00000[TOOL_CONTENT]" in shown
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt = codec.decode(
+        codec.render([*OPENING, called, {"role": "tool", "tool_call_id": "call_12_0", "content": "a"}])
+    )
+    assert "[CALL_ID]call00000[ARGS]" in prompt and "[TOOL_RESULTS]call00000[TOOL_CONTENT]" in prompt
 
 
 def test_a_fork_that_drops_a_message_is_refused(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ async def test_a_repair_in_every_format(name: str, tmp_path: Path) -> None:
     assert [(tool.name, tool.ok) for tool in report.tool_calls or ()] == [("shell", True), ("apply_patch", True)]
     assert b"+    return a + b\n" in await sandbox.diff()
     assert [turn.base for turn in turns] == [None, 0, 1], "each prompt extends the recorded ids"
-    for turn, asked, reply in zip(turns, engine.requests, replies, strict=True):
+    for turn, request, reply in zip(turns, engine.requests, replies, strict=True):
         assert turn.sampled == len(turn.output) == len(reply)
-        assert sequence(turns, turn.index) == (*asked.ids, *reply), "what was served is what is trained"
+        assert sequence(turns, turn.index) == (*request.ids, *reply), "what was served is what is trained"
         assert not turn.masked
 
 

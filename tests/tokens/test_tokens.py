@@ -68,10 +68,10 @@ def test_a_prompt_within_the_limit_is_never_refused(merging: Path) -> None:
     texts = [codec.decode([token]) for token in range(len(codec.tokenizer))]
     word = max((text for text in texts if re.fullmatch(r" [a-z]+", text)), key=len)
     codec.tokenizer.longest_token = len(word)  # as if no other token were longer
-    asked = [{"role": "user", "content": word * 20_000}]
-    prompt = codec.render(asked)
+    messages = [{"role": "user", "content": word * 20_000}]
+    prompt = codec.render(messages)
     assert len(prompt) < 20_100
-    assert codec.render(asked, most=len(prompt)) == prompt
+    assert codec.render(messages, most=len(prompt)) == prompt
     with pytest.raises(tokens.TooLong) as caught:
         codec.render([{"role": "user", "content": word * 22_000}], most=len(prompt))
     assert 20_100 < caught.value.tokens <= 22_010

@@ -122,10 +122,10 @@ class Codec:
         prompt = self._render_shaped([QUESTION], [TOOL], prompt=True)
         complete = self._render_shaped(answered, [TOOL], prompt=False)
         try:
-            more = self._render_shaped([*answered, {"role": "system", "content": "system"}], [TOOL], prompt=False)
+            extended = self._render_shaped([*answered, {"role": "system", "content": "system"}], [TOOL], prompt=False)
         except ValueError:
             return False
-        return any(token in self.stop_ids for token in more[len(prompt) : len(complete) + 1])
+        return any(token in self.stop_ids for token in extended[len(prompt) : len(complete) + 1])
 
     def changes(self, messages: Sequence[Message]) -> list[tuple[int, Shape]]:
         """Messages to rewrite, by index and shape."""
@@ -174,10 +174,12 @@ class Codec:
             called = [call["id"] for call in reply.get("tool_calls") or ()]
             result: Message = {"role": "tool", "tool_call_id": called[0], "content": ""} if called else question
             plain = {key: value for key, value in reply.items() if key != "reasoning_content"}
-            answered, more = (self._render([*before, plain, *tail], prompt=False, most=most) for tail in ([], [result]))
-            if more[: len(answered)] != answered or more[len(answered)] not in self.stop_ids:
+            answered, extended = (
+                self._render([*before, plain, *tail], prompt=False, most=most) for tail in ([], [result])
+            )
+            if extended[: len(answered)] != answered or extended[len(answered)] not in self.stop_ids:
                 return None
-            complete, ends = [*complete, more[len(answered)]], [len(complete)]
+            complete, ends = [*complete, extended[len(answered)]], [len(complete)]
         return _check_length(most, complete[len(prompt) : ends[-1] + 1])
 
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:

@@ -215,8 +215,8 @@ def _check_second_call(codec: Codec, prompt: list[int], conversation: Messages, 
     if answered[: len(prompt)] != prompt:
         raise ConfigError(f"{codec.name}: the prompt after {name} is not a prefix of the conversation after it")
     output = rendered[len(prompt) : (ends[-1] if ends else len(answered)) + 1]
-    more = codec.extend(prompt, output, added)
-    if more is None or [*prompt, *output, *more] != rendered:
+    extension = codec.extend(prompt, output, added)
+    if extension is None or [*prompt, *output, *extension] != rendered:
         raise ConfigError(f"{codec.name}: extending a second call after {name} differs from rendering it")
 
 
@@ -256,10 +256,10 @@ def _render_as_sampled(codec: Codec, reply: Messages, name: str, added: Messages
     if last < len(prompt):
         plain = tuple({key: text for key, text in each.items() if key != "reasoning_content"} for each in reply)
         answered = codec.render((*OPENING, *plain), _list_tools(codec), prompt=False)
-        more = codec.render((*OPENING, *plain, *added), _list_tools(codec))
-        if more[: len(answered)] != answered or more[len(answered)] not in codec.stop_ids:
+        extended = codec.render((*OPENING, *plain, *added), _list_tools(codec))
+        if extended[: len(answered)] != answered or extended[len(answered)] not in codec.stop_ids:
             raise ConfigError(f"{codec.name}: {name} is not ended by a stop token")
-        last, complete = len(complete), [*complete, more[len(answered)]]
+        last, complete = len(complete), [*complete, extended[len(answered)]]
     return prompt, complete[len(prompt) : last + 1]
 
 

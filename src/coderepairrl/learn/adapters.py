@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
@@ -26,6 +24,10 @@ from coderepairrl.learn import loading
 from coderepairrl.learn.settings import LINEAR_ATTENTION, NF4_BLOCK
 from coderepairrl.processes.installs import require_extra
 from coderepairrl.sync.weights import ADAPTER_CONFIG
+
+if TYPE_CHECKING:  # a learner of full weights starts a second sooner without peft
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
 
 _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
 """Layers of linear attention with one output per head, kept exact."""
@@ -177,13 +179,14 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
 
 def attach_adapters(model: nn.Module, settings: Lora, seed: int = 0) -> None:
     """Add adapters that add zero, and freeze the rest. `settings`: from `resolve_targets`."""
+    from peft import inject_adapter_in_model
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a ModuleList: for families whose layers differed in transformers 4, peft would replace the targets
         inject_adapter_in_model(_make_peft_config(settings), nn.ModuleList([model]))
-    for module in model.modules():
-        if isinstance(module, LoraLayer):  # else every layer upcasts its input, and autocast downcasts it again
-            module.cast_input_dtype_enabled = False
+    for layer in _find_adapted_layers(model).values():
+        layer.cast_input_dtype_enabled = False  # else it upcasts its input, and autocast downcasts it again
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -203,6 +206,8 @@ def read_config(folder: Path) -> Lora:
 
     Raises `UsageError` for an unsupported option.
     """
+    from peft import LoraConfig
+
     config = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))
     defaults = LoraConfig().to_dict()
     for name, value in config.items():
@@ -240,7 +245,7 @@ def iter_served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]])
 @contextmanager
 def disable_adapters(model: nn.Module) -> Iterator[None]:
     """Compute with the base model alone, bit for bit."""
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    layers = _find_adapted_layers(model).values()
     for layer in layers:
         layer.scale_layer(0.0)
     try:
@@ -252,7 +257,7 @@ def disable_adapters(model: nn.Module) -> Iterator[None]:
 
 def iter_merged_tensors(model: nn.Module, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors by name, adapters merged in float32; all processes must iterate."""
-    layers = {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    layers = {f"{name}.weight": layer for name, layer in _find_adapted_layers(model).items()}
 
     def add_delta(weight: str, tensor: Tensor) -> Tensor:
         layer = layers[weight]
@@ -270,7 +275,15 @@ def iter_merged_tensors(model: nn.Module, gather: Callable[[Tensor], Tensor]) ->
         yield weight, add_delta(weight, tensor) if weight in layers else tensor
 
 
+def _find_adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
 def _make_peft_config(settings: Lora) -> LoraConfig:
+    from peft import LoraConfig
+
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,

@@ -209,8 +209,8 @@ async def verify_tasks(
         else:
             exam = await study_solution(task, solution, sandbox, repeat)
         if task.reference and repairing and exam.ok:
-            nothing = {"an empty patch": b"", "a blank line": await _make_blank_line_patch(task, sandbox)}
-            findings_by_reward = [await run_trial(Trial(task, each), sandbox, nothing) for each in repairing]
+            useless = {"an empty patch": b"", "a blank line": await _make_blank_line_patch(task, sandbox)}
+            findings_by_reward = [await run_trial(Trial(task, each), sandbox, useless) for each in repairing]
             exam = exam._replace(findings=[*exam.findings, *chain.from_iterable(findings_by_reward)])
         exams.append(exam)
     return exams

@@ -160,7 +160,7 @@ def _is_within_limits(number: object) -> bool:
 async def score_episode(
     rewards: Sequence[Weighted], task: Task, episode: Episode, sandbox: SandboxBackend
 ) -> tuple[Score, ...]:
-    """Score `episode` by each reward `drawn` for it, except those of weight 0 that need checks the task lacks.
+    """Score `episode` by each reward that is `drawn`, except those of weight 0 that need checks the task lacks.
 
     Raises `RewardFault` if a reward fails, exceeds `SECONDS` plus twice the checks' time, or returns no valid `Score`;
     `TaskError` if the task is at fault.

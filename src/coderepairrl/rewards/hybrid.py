@@ -13,7 +13,7 @@ from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TestsReward, has_program, is_group_drawn
-from coderepairrl.rewards.text import LARGEST_PATCH, describe_size, reward_faults
+from coderepairrl.rewards.text import explain_unread_patch, reward_faults
 from coderepairrl.types import Episode, Score, Task
 
 _PYTHON = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
@@ -80,10 +80,8 @@ class BuildReward(Reward):
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the patch. Raises `RewardFault` if the sandbox fails."""
-        if not episode.patch.strip():
-            return Score(self.name, 0.0, note="empty patch")
-        if len(episode.patch) > LARGEST_PATCH:
-            return Score(self.name, 0.0, note=describe_size(episode.patch))
+        if problem := explain_unread_patch(episode.patch):
+            return Score(self.name, 0.0, note=problem)
         try:
             files = await asyncio.to_thread(parse_patch, episode.patch)
         except MalformedPatch as malformed:

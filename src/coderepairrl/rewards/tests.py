@@ -45,8 +45,7 @@ class TestsReward(Reward):
     repairs = True
 
     def __init__(self) -> None:
-        self._scores: dict[bytes, Score] = {}
-        """Scores by `_make_key`."""
+        self._scores: dict[bytes, Score] = {}  # by `_make_key`
         self._control = _ControlRun()
         self._locks: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -115,10 +114,10 @@ class _ControlRun:
             return await grading.grade_apart(sandbox, task, task.reference)
         async with sandbox.open(grading.use_checks_workspace(task)) as fresh:
             verdict = await grading.judge_state(sandbox, task, fresh)
-            can_start = (
-                [await _can_start(fresh, command) for command in task.checks.commands] if verdict.doubtful else []
-            )
-        return verdict._replace(doubtful=verdict.doubtful and not all(can_start))
+            if not verdict.doubtful:
+                return verdict
+            can_start = [await _can_start(fresh, command) for command in task.checks.commands]
+        return verdict._replace(doubtful=not all(can_start))
 
 
 async def has_program(sandbox: Sandbox, name: str) -> bool:

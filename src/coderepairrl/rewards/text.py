@@ -34,15 +34,13 @@ class TextReward(Reward, ABC):
             references += [(verified.patch, verified.episode) for verified in task.verified]
         if not references:
             return Score(self.name, 0.0, note="the task has no reference patch")
-        if not episode.patch.strip():
-            return Score(self.name, 0.0, note="empty patch")
-        if len(episode.patch) > LARGEST_PATCH:
-            return Score(self.name, 0.0, note=describe_size(episode.patch))
+        if problem := explain_unread_patch(episode.patch):
+            return Score(self.name, 0.0, note=problem)
         try:
             value, nearest = await asyncio.to_thread(self._find_nearest, references, episode.patch, task.language)
-        except MalformedPatch as problem:
-            parse_reference(task)  # raises if the reference is what is malformed
-            return Score(self.name, 0.0, note=str(problem))
+        except MalformedPatch as malformed:
+            parse_reference(task)  # raises `TaskError` if the malformed one is the reference
+            return Score(self.name, 0.0, note=str(malformed))
         return Score(self.name, value, nearest=nearest)
 
     def _find_nearest(self, references: Sequence[tuple[bytes, str]], patch: bytes, language: str) -> tuple[float, str]:
@@ -56,9 +54,11 @@ class TextReward(Reward, ABC):
         return best, nearest
 
 
-def describe_size(patch: bytes) -> str:
-    """Describe a patch that is too long to compare."""
-    return f"a patch of {len(patch) >> 20} MiB"
+def explain_unread_patch(patch: bytes) -> str:
+    """Reason to score a patch 0 unread, or empty."""
+    if not patch.strip():
+        return "empty patch"
+    return f"a patch of {len(patch) >> 20} MiB" if len(patch) > LARGEST_PATCH else ""
 
 
 def parse_reference(task: Task) -> tuple[FilePatch, ...]:

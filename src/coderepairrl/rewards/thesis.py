@@ -23,10 +23,9 @@ from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rewards.changes import count_common_ends, parse_python
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.rewards.text import (
-    LARGEST_PATCH,
     AnswerReward,
     TextReward,
-    describe_size,
+    explain_unread_patch,
     parse_reference,
     read_sandbox_file,
     read_task_label,
@@ -196,10 +195,8 @@ class SearchReplaceSimilarity(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Compare blocks. Raises `TaskError` for a reference without any."""
-        reference, answered = (
-            _read_reference_blocks(task),
-            read_blocks(extract_fenced_text(extract_tagged_answer(answer))),
-        )
+        reference = _read_reference_blocks(task)
+        answered = read_blocks(extract_fenced_text(extract_tagged_answer(answer)))
         if not answered:
             return 0.0
         ratios = [
@@ -258,7 +255,7 @@ def _list_shell_calls(episode: Episode) -> list[_ShellCall]:
 def _list_outputs(episode: Episode) -> list[str]:
     """Output of each tool call, or "".
 
-    Ids count within their turn only, since some models repeat them.
+    Ids are unique within a turn only: some models repeat them.
     """
     ids: defaultdict[tuple[int, str, str], deque[str]] = defaultdict(deque)
     printed: dict[tuple[int | None, str], str] = {}
@@ -275,8 +272,8 @@ def _list_outputs(episode: Episode) -> list[str]:
     outputs = []
     for call in episode.tool_calls:
         equal_ids = ids[call.turn, call.name, call.arguments]  # equal calls of a reply run in their order
-        id = equal_ids.popleft() if equal_ids else ""
-        outputs.append(printed.get((call.turn, id), printed.get((None, id), "")))
+        call_id = equal_ids.popleft() if equal_ids else ""
+        outputs.append(printed.get((call.turn, call_id), printed.get((None, call_id), "")))
     return outputs
 
 
@@ -523,34 +520,26 @@ class FunctionMatch(Reward):
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the patch. Raises `TaskError` for a malformed reference, `RewardFault`."""
-        if not episode.patch.strip():
-            return Score(self.name, 0.0, note="empty patch")
-        if len(episode.patch) > LARGEST_PATCH:
-            return Score(self.name, 0.0, note=describe_size(episode.patch))
+        if problem := explain_unread_patch(episode.patch):
+            return Score(self.name, 0.0, note=problem)
         reference = parse_reference(task)
         try:
             patch_files = await asyncio.to_thread(parse_patch, episode.patch)
-        except MalformedPatch as problem:
-            return Score(self.name, 0.0, note=str(problem))
+        except MalformedPatch as malformed:
+            return Score(self.name, 0.0, note=str(malformed))
         shared = {file.path for file in reference} & {file.path for file in patch_files}
-        with reward_faults("functions", task):
-            sources = await self._parse_sources(task, sandbox, sorted(path for path in shared if path.endswith(".py")))
+        sources: dict[str, ast.Module] = {}
+        if python_paths := sorted(path for path in shared if path.endswith(".py")):
+            with reward_faults("functions", task):
+                async with sandbox.open(task) as fresh:
+                    for path in python_paths:
+                        if tree := parse_python(await read_sandbox_file(fresh, path)):
+                            sources[path] = tree  # files without a tree are read by hunk headings
         reference_places, patch_places = await asyncio.to_thread(
             lambda: [set(_list_places(patch, sources)) for patch in (reference, patch_files)]
         )
         most = max(len(reference_places), len(patch_places))
         return Score(self.name, len(reference_places & patch_places) / most if most else 0.0)
-
-    @staticmethod
-    async def _parse_sources(task: Task, backend: SandboxBackend, paths: Sequence[str]) -> dict[str, ast.Module]:
-        trees: dict[str, ast.Module] = {}
-        if not paths:
-            return trees
-        async with backend.open(task) as fresh:
-            for path in paths:
-                if tree := parse_python(await read_sandbox_file(fresh, path)):
-                    trees[path] = tree  # without one the headings of its hunks are used, as for other languages
-        return trees
 
 
 def _list_places(patch: Sequence[FilePatch], sources: dict[str, ast.Module]) -> Iterator[Place]:

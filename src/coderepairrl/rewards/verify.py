@@ -77,15 +77,15 @@ def make_checks_key(task: Task) -> tuple[object, ...]:
     return (task.environment, task.language, kind, repository, programs)
 
 
-async def run_trial(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
-    """Try whether the reference earns 1, and each patch of `nothing` (by description) earns 0.
+async def run_trial(trial: Trial, backend: SandboxBackend, useless: Mapping[str, bytes] | None = None) -> list[Finding]:
+    """Try whether the reference earns 1, and each `useless` patch (by description) earns 0.
 
     The reference is scored as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `score_episode`.
     """
     task, reward = trial
     patches = {
         "the reference": await _make_attempt_patch(task, backend),
-        **(nothing or {"a patch that repairs nothing": UNTOUCHED}),
+        **(useless or {"a patch that repairs nothing": UNTOUCHED}),
     }
     findings = []
     for number, (name, patch) in enumerate(patches.items()):

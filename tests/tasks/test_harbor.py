@@ -462,7 +462,7 @@ def test_a_prebuilt_image_wins_and_a_changed_folder_is_another_image(tmp_path: P
     (made / "seed.txt").write_text("other")
     assert dockerfile.dockerfile_image_name(made) != before
     with pytest.raises(TaskError, match="has changed"):
-        dockerfile.look_up_image(before, home)  # before any registry is asked
+        dockerfile.look_up_image(before, home, None, user=None, work=home / ".building")  # before any registry is asked
 
 
 def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(

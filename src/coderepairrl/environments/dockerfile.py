@@ -55,9 +55,7 @@ def dockerfile_image_name(folder: Path) -> str:
     return f"{TRANSPORT}:{folder.absolute()}:{_digest_folder(folder)}"
 
 
-def look_up_image(
-    where: str, store: Path, offered: Path | None = None, *, user: int | None = None, work: Path | None = None
-) -> fetch.Offer:
+def look_up_image(where: str, store: Path, offered: Path | None, *, user: int | None, work: Path) -> fetch.Offer:
     """Look up an image, or the base images of a Dockerfile, whose image is built as `user`.
 
     A build uses temporary folders named like `work`. Raises `TaskError`, also for a folder changed since its naming,
@@ -70,7 +68,7 @@ def look_up_image(
     bases = {name: fetch.look_up_image(name, store, offered) for name in Recipe(Path(reference.name)).images}
     missing = {digest: size for base in bases.values() for digest, size in base.missing.items()}
     sizes = {digest: size for base in bases.values() for digest, size in base.layers.items()}
-    get = partial(_build_image, where, bases, user, work or store / ".building")
+    get = partial(_build_image, where, bases, user, work)
     return fetch.Offer(missing, sizes, get, any(base.hub for base in bases.values()))
 
 
@@ -158,7 +156,7 @@ class Recipe:
         if (folder / ".dockerignore").exists():
             raise TaskError(f"{folder} has a .dockerignore, which is not read", fix="remove what it leaves out")
         machine = {"OS": "linux", "ARCH": ARCHITECTURE, "PLATFORM": f"linux/{ARCHITECTURE}"}
-        declared = {f"{where}{name}": value for where in ("TARGET", "BUILD") for name, value in machine.items()}
+        declared = {f"{prefix}{name}": value for prefix in ("TARGET", "BUILD") for name, value in machine.items()}
         self.stages: dict[str, Stage] = {}
         """By name: ``#`` and number."""
         self.last = ""

@@ -98,11 +98,11 @@ def _fill_view(repository: _ImageRepository, git_dir: str, common: str) -> None:
     (view / "HEAD").write_text(read_text_inside(repository.tree, f"{git_dir}/HEAD"))
     image_config = read_text_inside(repository.tree, f"{common}/config").encode(errors="surrogateescape")
     settings = repository.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=image_config)
-    formats = [
-        line for line in os.fsdecode(settings).split("\0") if re.match(r"extensions\.(objectformat|refstorage)\n", line)
-    ]
+    # git prints SECTION.NAME, a newline and the value of each setting, and then a NUL
+    formats = re.findall(r"(?:^|\0)extensions\.(objectformat|refstorage)\n([^\0\n]*)", os.fsdecode(settings))
     if formats:
-        lines = [f"\t{line.partition('.')[2].replace(chr(10), ' = ')}\n" for line in formats]
+        lines = [f"\t{name} = {value}\n" for name, value in formats]
+        # extensions need version 1 of the format
         config = BARE_CONFIG.replace("= 0", "= 1") + "[extensions]\n" + "".join(lines)
         (view / "config").write_text(config)
     for name in ("packed-refs", "shallow"):
@@ -129,12 +129,11 @@ def _find_borrowed(repository: _ImageRepository, common: str) -> list[str]:
         if real is None or real in folders or depth > _MAX_BORROWING_DEPTH:
             continue
         folders.append(real)
-        alternates = repository.tree / real / "info" / "alternates"
         for line in read_text_inside(repository.tree, f"{real}/info/alternates").splitlines():
             if line and not line.startswith("#"):
                 pending.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
         _remove_links(repository.tree / real)
-        alternates.unlink(missing_ok=True)
+        (repository.tree / real / "info" / "alternates").unlink(missing_ok=True)
     return folders
 
 

@@ -1,4 +1,4 @@
-"""The package index for builds: its settings, whether it or the project failed a build, and the proxy to it.
+"""The package index for builds: its settings, the proxy to it, and the causes of failed builds.
 
 The proxy is the only network access of builds in sandboxes. It tunnels PyPI (``CONNECT``), but fetches a user's index
 itself, to hide the login. Commands of Dockerfiles also reach npm's registry and mirrors of distributions; plain HTTP
@@ -47,9 +47,9 @@ _CHUNK_BYTES = 1 << 16
 _PORT = 443
 _MAX_REFUSED, _MAX_TARGET_LENGTH = 100, 300
 """Number and length of the refused targets that are kept."""
-_PATIENCE = 30.0
-"""Seconds for the head of a request, and for connecting to a host."""
-_IDLE = 300.0
+_CONNECT_SECONDS = 30.0
+"""Seconds for reading the head of a request, and for connecting to a host."""
+_IDLE_SECONDS = 300.0
 """Seconds of silence on a connection."""
 _PAGES = re.compile(r"text/html|application/vnd\.pypi\.simple\.")
 _LINK = re.compile(rb"""(?:href\s*=\s*|"url"\s*:\s*)["']([^"'#]+)""", re.IGNORECASE)
@@ -109,10 +109,12 @@ def make_uv_settings(index: PackageIndex | None, proxy: str) -> dict[str, str]:
     return settings | ({"UV_FIND_LINKS": ",".join(urls)} if urls else {})
 
 
-def make_pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
+def make_pip_settings(uv_settings: Mapping[str, str]) -> dict[str, str]:
     """`make_uv_settings` as variables of pip."""
-    settings = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other.startswith("PIP_")}
-    return settings | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := settings.get("PIP_FIND_LINKS")) else {})
+    settings = {pip: value for name, value in uv_settings.items() for pip in _SETTINGS[name] if pip.startswith("PIP_")}
+    if "PIP_FIND_LINKS" in settings:  # pip separates them by spaces, uv by commas
+        settings["PIP_FIND_LINKS"] = settings["PIP_FIND_LINKS"].replace(",", " ")
+    return settings
 
 
 class Mirrors(NamedTuple):
@@ -182,7 +184,7 @@ def list_wheel_folders() -> list[str]:
 def _read_index_settings() -> dict[str, str]:
     return {
         name: value
-        for name, alternatives in _SETTINGS.items()
+        for name, alternatives in _SETTINGS.items()  # the first variable that is set counts
         if (value := next(filter(None, map(os.environ.get, (name, *alternatives))), None))
     }
 
@@ -268,7 +270,7 @@ async def serve_proxy(
     socket: Path, hosts: Collection[str], index: PackageIndex | None = None, mirrors: Mirrors | None = None
 ) -> AsyncIterator[list[str]]:
     """Serve tunnels to port 443 of `hosts`, and `index` and `mirrors`, on a Unix socket. Yields refused targets."""
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_PATIENCE, sock_read=_IDLE)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_IDLE_SECONDS)
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context())
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True) as client:
         served = _Proxy(hosts, index, mirrors or Mirrors((), {}, None), client)
@@ -300,7 +302,7 @@ class _Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, aiohttp.ClientError):
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_CONNECT_SECONDS):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             method, _, rest = head[0].partition(" ")
             target = rest.partition(" ")[0]
@@ -365,7 +367,7 @@ class _Proxy:
         await _write_response(writer, response.status, fields)
         async for piece in response.content.iter_chunked(_CHUNK_BYTES):
             writer.write(piece)
-            async with asyncio.timeout(_IDLE):
+            async with asyncio.timeout(_IDLE_SECONDS):
                 await writer.drain()
 
     def _rewrite_link(self, link: re.Match[bytes], page: str) -> bytes:
@@ -382,7 +384,7 @@ class _Proxy:
 
     async def _tunnel(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_CONNECT_SECONDS):
                 far_reader, far_writer = await asyncio.open_connection(host, _PORT)
         except OSError:  # TimeoutError among them
             await _write_response(writer, 502)
@@ -403,7 +405,7 @@ async def _write_response(
 async def _copy_until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):  # TimeoutError among them
         while True:
-            async with asyncio.timeout(_IDLE):
+            async with asyncio.timeout(_IDLE_SECONDS):
                 piece = await reader.read(_CHUNK_BYTES)
                 if not piece:
                     break

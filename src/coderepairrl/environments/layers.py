@@ -33,7 +33,7 @@ EARLIEST, LATEST = -(1 << 31), 1 << 33  # of times in seconds: from 1901 to 2242
 REFUSED, NO_ROOM = 3, 4
 """Exit codes: invalid or unfit layer, full disk."""
 MEMORY = 2 << 30  # bytes: a compressed header of a few MiB can ask for gigabytes
-_LISTED = 100
+MAX_LISTED = 100  # paths named in the report, for each kind of omission
 
 
 class InvalidLayer(Exception):
@@ -121,7 +121,7 @@ class LayerExtraction:
             kinds.append("extended attributes")
         for kind in kinds:
             self.counts[kind] = self.counts.get(kind, 0) + 1
-            if kind != "owners" and len(named := self.left_out.setdefault(kind, [])) < _LISTED:
+            if kind != "owners" and len(named := self.left_out.setdefault(kind, [])) < MAX_LISTED:
                 named.append(path)
 
     def _resolve_parent(self, parts: list[str]) -> str:

@@ -61,10 +61,10 @@ def unpack_image(source: FoundImage, user: int | None, say: Say) -> Image:
     """Unpack an image for sandboxes of `user`, unless done. Raises `TaskError`, `PrerequisiteError`."""
     home = images_folder(user)
     make_open_folder(home)
-    with lock_image(home / source.id) as lock:
-        done = home / source.id
-        if (done / IMAGE_RECORD).is_file():
-            return Image.read(done)
+    target = home / source.id
+    with lock_image(target) as lock:
+        if (target / IMAGE_RECORD).is_file():
+            return Image.read(target)
         partial = home / f".partial-{source.id}"
         shutil.rmtree(partial, ignore_errors=True)
         try:
@@ -78,7 +78,7 @@ def unpack_image(source: FoundImage, user: int | None, say: Say) -> Image:
                 reports.append(unpacking.apply(layer))
             unpacking.add_mount_points()
             image = _finish_image(source, partial, reports, user)
-            partial.rename(done)
+            partial.rename(target)
         except OSError as error:
             raise PrerequisiteError(
                 f"image {source.name} cannot be unpacked: {error}", fix="free some disk space, or set CRRL_CACHE"
@@ -266,6 +266,7 @@ def _find_working_folder(image: FoundImage, tree: Path, config: Mapping[str, Any
 
 def find_image_user(tree: Path, spec: str, name: str) -> tuple[int, int, str]:
     """Ids and home of an image's user. Raises `TaskError` if unknown."""
+    # rows of passwd: name, password, user id, group id, comment, home, shell; of group: name, password, group id, users
     user_name, _, wanted_group = (spec or "0").partition(":")
     users = [row.split(":") for row in rootfs.read_text_inside(tree, "etc/passwd").splitlines()]
     groups = [row.split(":") for row in rootfs.read_text_inside(tree, "etc/group").splitlines()]
@@ -318,5 +319,5 @@ def merge_layer_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for report in reports:
         counts.update(report["counts"])
         for kind, names in report["left_out"].items():
-            left_out[kind] = [*left_out.get(kind, []), *names][:100]
+            left_out[kind] = [*left_out.get(kind, []), *names][: layers.MAX_LISTED]
     return total | {"counts": dict(counts), "left_out": left_out}

@@ -64,7 +64,7 @@ def check_day(option: str, day: str) -> None:
 
 
 def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter[str], *, fix: str) -> None:
-    """Log the number of `tasks` and, by reason, of those left out. Raises `TaskError` with `fix` if there are none."""
+    """Log the number of `tasks` and, by reason, of those left out. Raises `TaskError` with `fix` without `tasks`."""
     reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)

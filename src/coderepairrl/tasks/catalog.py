@@ -42,7 +42,7 @@ BENCHMARKS = {
 
 
 class Listing(NamedTuple):
-    """A shipped source, its number of tasks by split (empty unless they ship, too), and its description."""
+    """A shipped source, its number of tasks by split (empty unless its tasks ship, too), and its description."""
 
     source: str
     splits: dict[str, int]
@@ -122,7 +122,7 @@ def count_splits(source: Iterable[Task]) -> dict[str, int]:
 
 
 def list_tasks(source: Iterable[Task]) -> list[dict[str, Any]]:
-    """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, its ``digest``, and what it ``lacks``."""
+    """A dict per task: ``id``, ``split``, ``workspace``, ``environment``, ``digest`` and missing needs (``lacks``)."""
     task_list = list(source)
     lacks = find_missing_needs(task_list)
     columns = ("id", "split", "workspace", "environment")

@@ -259,7 +259,7 @@ def _explain_error(error: ValidationError, where: str) -> TaskError:
     # pydantic puts the names of validators among those of fields
     path = [part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     field = ".".join(map(str, path))
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "extra_forbidden":  # at FIELD, checks.FIELD or checks.commands.NUMBER.FIELD
         model: type[BaseModel] = _Command if len(path) > 2 else _Checks if path[0] == "checks" and path[1:] else _Task
         return TaskError(f"{where}: unknown field {field!r}", fix=suggest_nearest(str(path[-1]), model.model_fields))
     message = first["msg"].removeprefix("Value error, ")

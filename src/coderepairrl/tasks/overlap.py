@@ -16,7 +16,7 @@ _NGRAM_WORDS = 5
 _MIN_NGRAMS = 5  # issues with fewer are too short to be found in a text
 _MAX_SHOWN_PAIRS = 5
 _MAX_TASKS = 50
-"""An n-gram or line that more tasks have, such as a licence's, does not make them candidates."""
+"""N-grams and lines in more tasks, such as a licence's, are ignored in the search for candidates."""
 
 
 class Overlap(NamedTuple):
@@ -91,11 +91,11 @@ def _workspace_key(task: Task) -> Hashable:
 
 
 def _list_ngrams(text: str) -> set[Hashable]:
-    """Word n-grams of `text`; a shorter text is one."""
+    """Word n-grams of `text`; of a shorter text, all words."""
     words = re.findall(r"\w+", text.lower())
     starts = range(max(1, len(words) - _NGRAM_WORDS + 1))
     ngrams: set[Hashable] = {tuple(words[start : start + _NGRAM_WORDS]) for start in starts}
-    return ngrams - {()}
+    return ngrams - {()}  # of a text without words
 
 
 def _list_changed_lines(task: Task) -> set[Hashable]:

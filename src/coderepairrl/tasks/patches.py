@@ -143,7 +143,7 @@ def is_test_path(path: str) -> bool:
 
 def _parse_files(patch: bytes) -> list[_ChangedFile]:
     files: list[_ChangedFile] = []
-    parts = [*_split_patch(patch.decode("utf-8", "replace")), ("", None, list[str]())]
+    parts = [*_split_patch(patch.decode("utf-8", "replace")), ("", None, list[str]())]  # a line after the last
     for (line, hunk, body), (following, _, _) in pairwise(parts):
         if hunk and files:
             files[-1].hunks += 1
@@ -179,18 +179,18 @@ def apply_to_text(before: bytes, patch: bytes) -> bytes | None:
     b'a\nc'
     """
     old = split_lines(before.decode("utf-8", "surrogateescape"))
-    new, done = list[str](), 0
+    new, copied = list[str](), 0  # `copied`: number of old lines that are in `new`, or replaced
     for _, hunk, body in _split_patch(patch.decode("utf-8", "surrogateescape")):
         if hunk is None:
             continue
         number, _, count = hunk["old"].partition(",")
         start = int(number) - (count != "0")  # lines count from 1; a hunk without old lines follows its number
         removed, added = (_select_side(body, sign) for sign in "-+")
-        if start < done or old[start : start + len(removed)] != removed:
+        if start < copied or old[start : start + len(removed)] != removed:
             return None
-        new += old[done:start] + added
-        done = start + len(removed)
-    return "".join(new + old[done:]).encode("utf-8", "surrogateescape")
+        new += old[copied:start] + added
+        copied = start + len(removed)
+    return "".join(new + old[copied:]).encode("utf-8", "surrogateescape")
 
 
 def split_lines(text: str) -> list[str]:
@@ -293,5 +293,5 @@ def _add_prefix(side: str, name: str) -> str:
 
 
 def _swap_prefix(name: str, old: str, new: str) -> str:
-    quote = name[: name.startswith('"')]
+    quote = name[: name.startswith('"')]  # the opening quote, or empty
     return quote + new + name[len(quote + old) :] if name.startswith(quote + old) else name

@@ -157,7 +157,7 @@ def _read_file_change(task: Task) -> tuple[str, str, bytes, bytes] | None:
 
 
 def _rewrite_in_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite references of one `workspace`; return them by `id(task)`. Caches those of commits and image digests."""
+    """Rewrite references of one `workspace`; return them by `id(task)`. Cached for commits and image digests."""
     cacheable = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
     rewritten, uncached = dict[int, bytes](), list[tuple[Task, Path | None]]()
     for task in tasks:

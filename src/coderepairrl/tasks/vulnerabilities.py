@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -165,11 +165,9 @@ class Vulnerabilities(FileBenchmark):
             question = f"Is this {language} function vulnerable? The label is one of these:"
             labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
             code, answer = pair.vulnerable if ask == VULNERABLE else pair.fixed, ask
-        return replace(task, prompt=self._format_prompt(question, labels, pair, code), answer=answer)
-
-    def _format_prompt(self, question: str, labels: Mapping[str, str], pair: FunctionPair, code: str) -> str:
         listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
-        return f"{question}\n\n{listed}\n\n{fence_code(code.rstrip(), pair.language)}\n\n{_FORMS[self.form]}"
+        prompt = f"{question}\n\n{listed}\n\n{fence_code(code.rstrip(), pair.language)}\n\n{_FORMS[self.form]}"
+        return replace(task, prompt=prompt, answer=answer)
 
     def _make_repair_task(self, pair: FunctionPair, task: Task) -> Task:
         before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))

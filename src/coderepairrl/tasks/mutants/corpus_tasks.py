@@ -170,8 +170,8 @@ class Mutant:
         if self.function.module in UNSEEN_MODULES:
             return "unseen"
         place, digest = self.key.rsplit("-", 1)
-        drawn = int(_digest_text(f"split:{place}/{digest}"), 16) % 100
-        return "test" if drawn < HELD_OUT_PERCENT else "train"
+        percentile = int(_digest_text(f"split:{place}/{digest}"), 16) % 100
+        return "test" if percentile < HELD_OUT_PERCENT else "train"
 
     @property
     def broken_line(self) -> str:
@@ -224,8 +224,8 @@ def make_mutant(function: Function, mutation: Mutation, index: int, got: str) ->
 
 def format_mutant_key(function: Function, mutation: Mutation) -> str:
     """Key of a function's mutation: ``module.function/kind-digest``."""
-    place = f"{function.source}\0{mutation.apply(function.source)}"
-    return f"{function.key}/{mutation.kind.replace(' ', '-')}-{_digest_text(place)[:8]}"
+    change = f"{function.source}\0{mutation.apply(function.source)}"
+    return f"{function.key}/{mutation.kind.replace(' ', '-')}-{_digest_text(change)[:8]}"
 
 
 @cache

@@ -121,6 +121,7 @@ async def verify_functions(candidates: Sequence[Function], workspace: str, backe
 async def _judge_in_sandbox(
     backend: SandboxBackend, workspace: str, jobs: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 ) -> list[tuple[judge.Failure | None, ...]]:
+    """Failures of each job, by `_HASH_SEEDS`."""
     failures: list[tuple[judge.Failure | None, ...]] = []
     remaining = iter(jobs)
     async with backend.open(Task("mutants/documented", "find bugs", "python", workspace, b"")) as box:

@@ -33,7 +33,7 @@ COMPARISON: dict[type[ast.cmpop], tuple[str, tuple[str, ...]]] = {
     ast.Is: ("is", ("is not",)),
     ast.IsNot: ("is not", ("is",)),
 }
-RIVALS = {  # replacements of functions and methods
+REPLACED_NAMES = {  # functions and methods, and what replaces them
     "min": "max",
     "max": "min",
     "any": "all",
@@ -110,7 +110,6 @@ def _walk_functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.Functi
 
 class _MutationFinder:
     def __init__(self, source: str, wanted: Container[int] | None) -> None:
-        self.source = source
         self.wanted = wanted
         self.lines = source.split("\n")  # split as in `Mutation.apply`
         self.mutations: set[Mutation] = set()
@@ -189,11 +188,11 @@ class _MutationFinder:
                 stop = args[min(len(args), 2) - 1]
                 self._replace_node(stop, f"{self._get_text(stop)} - 1", "off by one")
                 self._replace_node(stop, f"{self._get_text(stop)} + 1", "off by one")
-            case ast.Name(id=name) if name in RIVALS:
-                self._replace_node(node.func, RIVALS[name], "wrong function")
-            case ast.Attribute(attr=name) if name in RIVALS and self._is_on_one_line(node.func):
+            case ast.Name(id=name) if name in REPLACED_NAMES:
+                self._replace_node(node.func, REPLACED_NAMES[name], "wrong function")
+            case ast.Attribute(attr=name) if name in REPLACED_NAMES and self._is_on_one_line(node.func):
                 end = self._end_column(node.func)
-                self._add(node.func.lineno, end - len(name), end, RIVALS[name], "wrong method")
+                self._add(node.func.lineno, end - len(name), end, REPLACED_NAMES[name], "wrong method")
 
     def _mutate_variable(self, node: ast.Name) -> None:
         """Replace the name by its neighbours in order of first appearance."""
@@ -227,9 +226,8 @@ class _MutationFinder:
         return node.lineno == node.end_lineno
 
     def _get_text(self, node: ast.expr | ast.stmt) -> str:
-        if self._is_on_one_line(node):  # get_source_segment reads the whole source each time
-            return self._slice_line(node.lineno, self._start_column(node), self._end_column(node))
-        return ast.get_source_segment(self.source, node) or ""
+        # faster than `ast.get_source_segment`; wrong for nodes of several lines, which are never replaced
+        return self._slice_line(node.lineno, self._start_column(node), self._end_column(node))
 
     def _slice_line(self, line: int, start: int, end: int) -> str:
         return self.lines[line - 1][start:end]

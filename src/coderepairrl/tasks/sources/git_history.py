@@ -124,21 +124,21 @@ class GitHistory(LoadedSource):
             )
         reverted = tuple(sha for commit in commits for sha in _REVERTS.findall(commit.message))
         recent = [each for each in commits if self.since <= each.day and (not self.before or each.day < self.before)]
-        patches = set[bytes]()
+        references = set[bytes]()
         for start in range(0, len(recent), _BATCH):
             batch = [commit for commit in recent[start : start + _BATCH] if self._is_wanted_commit(commit, reverted)]
             changes = history.list_changes(batch)
             for commit in batch:
                 try:
                     task = self._make_task(history, commit, changes.get(commit.sha, []), name)
-                    if task.reference in patches:
+                    if task.reference in references:
                         raise TaskLeftOut("repeat another commit")
                 except TaskLeftOut as left:
                     self.left_out[str(left)] += 1
                     continue
-                patches.add(task.reference)
+                references.add(task.reference)
                 yield task
-                if len(patches) == self.n:
+                if len(references) == self.n:
                     return
 
     def _is_wanted_commit(self, commit: Commit, reverted: tuple[str, ...]) -> bool:

@@ -15,8 +15,8 @@ from coderepairrl.types import Checks, Command, Task
 TIMEOUT = 3600.0  # seconds
 # offline test commands by build tool
 _COMMANDS = {"maven": "mvn -B -o test", "gradle": "./gradlew --offline test"}
-# runs COMMAND and copies its reports to the folder $0; of reports with one name, cp renames the older (x.xml.~1~), and
-# the last line appends .xml
+# runs COMMAND and copies its reports to the folder $0; cp renames an older report of the same name to x.xml.~1~, to
+# which the last line appends .xml
 _RUN = """
 find . -path '*/target/surefire-reports/*.xml' -delete ; find . -path '*/build/test-results/*.xml' -delete
 COMMAND
@@ -73,7 +73,7 @@ def _read_gitbug_rows(root: Path) -> Iterator[Row]:
 
 
 def _make_gitbug_values(bug: Mapping[str, Any]) -> dict[str, Any]:
-    _, with_tests, with_repair = bug["actions_runs"][:3]  # workflow runs; the first: of the previous commit alone
+    _, with_tests, with_repair = bug["actions_runs"][:3]  # workflow runs; the first is of the previous commit
     before, after = _read_passed(with_tests), _read_passed(with_repair)
     repaired = with_repair[0]
     passing = [name for name, has_passed in after.items() if has_passed]

@@ -198,7 +198,8 @@ class _Settings:
     def is_separate(self) -> bool:
         """Whether the verifier runs in a separate environment."""
         verifier = self.table("verifier")
-        return str(verifier.get("environment_mode") or ("environment" in verifier and "separate")) == "separate"
+        mode = verifier.get("environment_mode")
+        return mode == "separate" if mode else "environment" in verifier
 
     def asks_for_network(self) -> bool:
         """Whether a field asks for a network (Harbor gives one by default)."""
@@ -223,6 +224,7 @@ class _Settings:
         *parents, last = name.split(".")
         tables = self.entries(*parents) if last == "service" else [self.table(*parents)]
         tables += [self.table("verifier", *parents)] if parents == ["environment"] else []
+        # an absent or empty field is allowed
         return any(str(each.get(last) or "linux").lower() not in ("linux", "main") for each in tables)
 
 
@@ -290,8 +292,8 @@ def _make_image(settings: _Settings, context: Path, user: object, *names: str) -
 
     Without a Dockerfile, a prebuilt image gets the files of ``environment``.
     """
-    is_agent = context.name == "environment"
-    image_table = settings.table("environment") if is_agent else settings.table("verifier", "environment")
+    is_agent_image = context.name == "environment"
+    image_table = settings.table("environment") if is_agent_image else settings.table("verifier", "environment")
     prebuilt = str(image_table.get("docker_image") or "")
     table = settings.table(*names)
     has_dockerfile = (context / dockerfile.NAME).is_file()
@@ -299,9 +301,10 @@ def _make_image(settings: _Settings, context: Path, user: object, *names: str) -
         raise TaskError(f"harbor: {context.parent} has neither {context.name}/Dockerfile nor docker_image")
     steps = [f"ENV {name}={_quote_dockerfile(value)}" for name, value in _read_variables(settings, *names).items()]
     steps += [f"WORKDIR {table['workdir']}"] if table.get("workdir") else []
-    steps += [f"RUN mkdir -p {_ARTIFACTS}"] if settings.is_separate and is_agent else []
+    steps += [f"RUN mkdir -p {_ARTIFACTS}"] if settings.is_separate and is_agent_image else []
     steps += [f"USER {user}"] if user is not None else []
-    copies_files = bool(prebuilt and is_agent and not has_dockerfile and context.is_dir() and any(context.iterdir()))
+    has_files = is_agent_image and context.is_dir() and any(context.iterdir())
+    copies_files = bool(prebuilt and not has_dockerfile and has_files)
     steps += ["COPY . ./"] if copies_files else []
     if not steps and prebuilt:
         return pin_image_workspace(prebuilt)

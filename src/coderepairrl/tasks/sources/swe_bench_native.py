@@ -205,17 +205,18 @@ def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) 
         )
     spec = published["specifications"][row.text("repo")][version]
     packages = spec.get("packages", "")  # the name of a file, or requirements
-    named = [] if packages in ("requirements.txt", "environment.yml") else shlex.split(packages)
-    conda, setup = published["environments"].get(row.text("repo"), ()), row.text_or_empty("environment_setup_commit")
+    listed = [] if packages in ("requirements.txt", "environment.yml") else shlex.split(packages)
+    conda_paths = published["environments"].get(row.text("repo"), ())
+    setup_commit = row.text_or_empty("environment_setup_commit")
     extras = _EXTRAS.search(spec["install"])
     built_at = row.text("environment_setup_commit" if row.text("repo") in _BY_VERSION else "base_commit")
     specification = Specification(
         workspace=f"git:{url}@{built_at}",  # most projects' needs change within a version
         python=_PYTHONS.get(spec["python"], spec["python"]),
-        conda=CondaFile(paths=conda, workspace=f"git:{url}@{setup}" if setup else "")
+        conda=CondaFile(paths=conda_paths, workspace=f"git:{url}@{setup_commit}" if setup_commit else "")
         if packages == "environment.yml"
         else None,
-        requirements=(*named, *spec.get("pip_packages", ()), *_HTTPBIN.get(row.text("repo"), ())),
+        requirements=(*listed, *spec.get("pip_packages", ()), *_HTTPBIN.get(row.text("repo"), ())),
         files=tuple(published["requirements"].get(row.text("repo"), ())) if packages == "requirements.txt" else (),
         extras=(extras and extras[1]) or "",
         before=BEFORE,

@@ -201,7 +201,7 @@ class Stage:
     ) -> None:
         self.folder, self._declared, self._names = folder, dict(declared), dict(names)
         words = _split_words(step, step.rest, declared)
-        words = [word for word in words if not word.startswith("--platform=")]
+        words = [word for word in words if not word.startswith("--platform=")]  # IMAGE, or IMAGE AS NAME
         self.name = words[2].lower() if len(words) == 3 and words[1].lower() == "as" else ""
         if len(words) != (3 if self.name else 1) or words[0].startswith("-") or words[0] in ("", "scratch"):
             raise _make_dockerfile_error(step, f"FROM {step.rest}")

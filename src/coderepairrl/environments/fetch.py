@@ -225,8 +225,8 @@ def _find_in_registry(reference: Reference, where: str, store: Path) -> Offer:
     manifest = parse_json_object(data, where)
     if _is_manifest_list(manifest):
         digests["manifest"] = choose_manifest_digest(manifest, where)
-        one = f"{reference.name}@{digests['manifest']}"
-        manifest = parse_json_object(_fetch_manifest(one, digests["manifest"], where, store), where)
+        data = _fetch_manifest(f"{reference.name}@{digests['manifest']}", digests["manifest"], where, store)
+        manifest = parse_json_object(data, where)
     config, layers = list_blobs(manifest, f"image {where}")
 
     def get(say: Say) -> FoundImage:

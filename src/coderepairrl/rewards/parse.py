@@ -204,19 +204,19 @@ class _Reader:
         header = _HUNK.match(self.peek())
         if header is None:
             raise self.make_error("not a hunk header (`@@ -1,3 +1,3 @@`)")
-        first, old_left, _, new_left = (1 if number is None else int(number) for number in header.groups())
-        at = first if old_left == 0 else max(first - 1, 0)  # for an empty range git names the line before it
+        first, old_remaining, _, new_remaining = (1 if number is None else int(number) for number in header.groups())
+        at = first if old_remaining == 0 else max(first - 1, 0)  # for an empty range git names the line before it
         heading = self.peek()[header.end() :].strip()
         self.at += 1
         start = self.at
-        while old_left > 0 or new_left > 0 or self.peek().startswith(b"\\"):
+        while old_remaining > 0 or new_remaining > 0 or self.peek().startswith(b"\\"):
             if self.at >= len(self.lines):
                 raise self.make_error("the patch ends inside a hunk")
             tag = self.lines[self.at][:1]
             is_old, is_new = tag in _CONTEXT or tag == b"-", tag in _CONTEXT or tag == b"+"
-            if is_old > old_left or is_new > new_left or not (is_old or is_new or tag == b"\\"):
+            if is_old > old_remaining or is_new > new_remaining or not (is_old or is_new or tag == b"\\"):
                 raise self.make_error("not a line that the hunk header announces; the hunk is cut or miscounted")
-            old_left, new_left = old_left - is_old, new_left - is_new
+            old_remaining, new_remaining = old_remaining - is_old, new_remaining - is_new
             self.at += 1
         body = tuple(self.lines[start : self.at])
         file.blocks += _split_blocks(at, body)

@@ -36,7 +36,7 @@ _MOST_LINE_PAIRS = 250_000
 _COMMENT_MARK = b"\0"
 
 
-class Edits(Flag):
+class EditClass(Flag):
     """Classes of edits that may be no-ops."""
 
     NONE = 0
@@ -81,28 +81,29 @@ class Changes:
         return tuple(edit.at for edit in self.edits if not edit.removed)
 
 
-def find_edit_classes(files: Sequence[FilePatch], language: str = "") -> Edits:
+def find_edit_classes(files: Sequence[FilePatch], language: str = "") -> EditClass:
     """Classes of edits that the oracle uses. Blank lines, the cheapest edit, count only if it has no other edit."""
-    used, changes = Edits.NONE, read_changes(files, Edits.NONE, language)
-    for edit_class in (Edits.COMMENT, Edits.WHITESPACE):
+    used, changes = EditClass.NONE, read_changes(files, EditClass.NONE, language)
+    for edit_class in (EditClass.COMMENT, EditClass.WHITESPACE):
         more_changes = read_changes(files, used | edit_class, language)
         if _count_lines(more_changes) > _count_lines(changes):
             used, changes = used | edit_class, more_changes
-    return used if changes else Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
+    return used if changes else EditClass.COMMENT | EditClass.WHITESPACE | EditClass.BLANK
 
 
-def read_code_changes(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
+def read_code_changes(oracle: Sequence[FilePatch], language: str = "") -> tuple[EditClass, dict[str, Changes]]:
     """Classes of edits that the oracle uses, and its changes, marked.
 
     Comments, which may repeat the repair, count only if the oracle changes no code.
     """
-    bare, spaced = (read_changes(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
+    bare = read_changes(oracle, EditClass.NONE, language, marked=True)
+    spaced = read_changes(oracle, EditClass.WHITESPACE, language, marked=True)
     if _count_lines(spaced) > _count_lines(bare):
-        return Edits.WHITESPACE, spaced
+        return EditClass.WHITESPACE, spaced
     if bare:
-        return Edits.NONE, bare
-    whitespace_too = Edits.COMMENT | Edits.WHITESPACE
-    for kept in (Edits.COMMENT, whitespace_too, whitespace_too | Edits.BLANK):
+        return EditClass.NONE, bare
+    whitespace_too = EditClass.COMMENT | EditClass.WHITESPACE
+    for kept in (EditClass.COMMENT, whitespace_too, whitespace_too | EditClass.BLANK):
         if oracle_changes := read_changes(oracle, kept, language, marked=True):
             break
     return kept, oracle_changes
@@ -113,7 +114,7 @@ def _count_lines(by_path: Mapping[str, Changes]) -> int:
 
 
 def read_changes(
-    files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False
+    files: Sequence[FilePatch], kept: EditClass, language: str = "", *, marked: bool = False
 ) -> dict[str, Changes]:
     """Changes by file, without edits of classes outside `kept`.
 
@@ -130,7 +131,7 @@ def read_changes(
     return by_path
 
 
-def read_old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, set[Tokens]]:
+def read_old_lines(files: Sequence[FilePatch], kept: EditClass, language: str = "") -> dict[str, set[Tokens]]:
     """Context and removed lines of each file's hunks."""
     lines_by_path: dict[str, set[Tokens]] = {file.path: set() for file in files}
     for file in files:
@@ -184,12 +185,12 @@ def _list_facts(file: FilePatch) -> list[tuple[str, str]]:
 class _LineReader:
     """Lines of one file, without ignored edits."""
 
-    def __init__(self, kept: Edits, syntax: Syntax, *, marked: bool = False) -> None:
+    def __init__(self, kept: EditClass, syntax: Syntax, *, marked: bool = False) -> None:
         self.syntax = syntax
         self.marked = marked
-        self.comments = Edits.COMMENT in kept
-        self.blank = Edits.BLANK in kept
-        self.whitespace = bool(kept & (Edits.WHITESPACE | Edits.BLANK))
+        self.comments = EditClass.COMMENT in kept
+        self.blank = EditClass.BLANK in kept
+        self.whitespace = bool(kept & (EditClass.WHITESPACE | EditClass.BLANK))
 
     def read_lines(self, side: Sequence[bytes]) -> list[tuple[Tokens, Tokens]]:
         """Words and key of each meaningful line; keys also have significant indentation."""

@@ -12,7 +12,7 @@ from cydifflib import SequenceMatcher, get_close_matches
 
 from coderepairrl.rewards.changes import (
     Changes,
-    Edits,
+    EditClass,
     count_common_ends,
     find_free_files,
     is_parsable,
@@ -95,7 +95,7 @@ class PatchEdits(TextReward):
 @lru_cache(maxsize=32)
 def _parse_oracle(
     oracle: bytes, language: str
-) -> tuple[tuple[FilePatch, ...], Edits, dict[str, Changes], dict[str, set[Tokens]]]:
+) -> tuple[tuple[FilePatch, ...], EditClass, dict[str, Changes], dict[str, set[Tokens]]]:
     files = parse_patch(oracle)
     classes, oracle_changes = read_code_changes(files, language)
     return files, classes, oracle_changes, read_old_lines(files, classes, language)

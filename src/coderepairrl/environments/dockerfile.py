@@ -55,39 +55,39 @@ def dockerfile_image_name(folder: Path) -> str:
     return f"{TRANSPORT}:{folder.absolute()}:{_digest_folder(folder)}"
 
 
-def look_up_image(where: str, store: Path, offered: Path | None, *, user: int | None, work: Path) -> fetch.Offer:
+def look_up_image(name: str, store: Path, offered: Path | None, *, user: int | None, work: Path) -> fetch.Offer:
     """Look up an image, or the base images of a Dockerfile, whose image is built as `user`.
 
     A build uses temporary folders named like `work`. Raises `TaskError`, also for a folder changed since its naming,
     and `PrerequisiteError`; getting the offer, also `SandboxFault`.
     """
-    reference = Reference.parse(where)
+    reference = Reference.parse(name)
     if reference.transport != TRANSPORT:
-        return fetch.look_up_image(where, store, offered)
-    _require_unchanged(reference, where)
-    bases = {name: fetch.look_up_image(name, store, offered) for name in Recipe(Path(reference.name)).images}
+        return fetch.look_up_image(name, store, offered)
+    _require_unchanged(reference, name)
+    bases = {base: fetch.look_up_image(base, store, offered) for base in Recipe(Path(reference.name)).images}
     missing = {digest: size for base in bases.values() for digest, size in base.missing.items()}
     sizes = {digest: size for base in bases.values() for digest, size in base.layers.items()}
-    get = partial(_build_image, where, bases, user, work)
+    get = partial(_build_image, name, bases, user, work)
     return fetch.Offer(missing, sizes, get, any(base.hub for base in bases.values()))
 
 
-def _build_image(where: str, bases: Mapping[str, fetch.Offer], user: int | None, work: Path, say: Say) -> FoundImage:
-    reference = Reference.parse(where)
-    _require_unchanged(reference, where)
+def _build_image(name: str, bases: Mapping[str, fetch.Offer], user: int | None, work: Path, say: Say) -> FoundImage:
+    reference = Reference.parse(name)
+    _require_unchanged(reference, name)
     folder = Path(reference.name)
     recipe = Recipe(folder)
     builders: dict[str, LayerBuilder] = {}
     with contextlib.ExitStack() as stack:
 
-        def build(name: str) -> LayerBuilder:
+        def build(source: str) -> LayerBuilder:
             """Build a stage, or fetch an image."""
-            if name in builders:
-                return builders[name]
-            stage = recipe.stages.get(name)
-            base = build(stage.base).image if stage else bases[name].get(say)
+            if source in builders:
+                return builders[source]
+            stage = recipe.stages.get(source)
+            base = build(stage.base).image if stage else bases[source].get(say)
             place = work.with_name(f"{work.name}-{len(builders)}")
-            builder = builders[name] = stack.enter_context(LayerBuilder(base, place, user, say))
+            builder = builders[source] = stack.enter_context(LayerBuilder(base, place, user, say))
             if stage:
                 settings = stage.interpret(base.config.get("config") or {})
                 for part in stage.parts:
@@ -108,9 +108,9 @@ def _build_image(where: str, bases: Mapping[str, fetch.Offer], user: int | None,
         )
     digest = f"sha256:{image.id}"
     if reference.digest not in ("", digest):
-        raise TaskError(f"{folder} builds a different image here than {where}: {digest}", fix="read its tasks again")
+        raise TaskError(f"{folder} builds a different image here than {name}: {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{reference.tag}@{digest}"
-    return replace(image, name=where, pinned=pinned, digests={"asked": digest})
+    return replace(image, name=name, pinned=pinned, digests={"asked": digest})
 
 
 def _describe_image(built: FoundImage, settings: Mapping[str, Any], patches: list[bytes]) -> FoundImage:
@@ -125,10 +125,10 @@ def _describe_image(built: FoundImage, settings: Mapping[str, Any], patches: lis
     return replace(built, id=digest.removeprefix("sha256:"), config=config, patches=tuple(patches))
 
 
-def _require_unchanged(reference: Reference, where: str) -> None:
+def _require_unchanged(reference: Reference, name: str) -> None:
     folder = Path(reference.name)
     if _digest_folder(folder) != reference.tag:
-        raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
+        raise TaskError(f"{folder} has changed since {name} was named", fix="read its tasks again")
 
 
 class _Document(NamedTuple):

@@ -63,23 +63,23 @@ class Offer(NamedTuple):
     """From Docker Hub, which limits pulls."""
 
 
-def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer:
-    """Find image `where`; from a registry, fetch only the manifest.
+def look_up_image(name: str, store: Path, offered: Path | None = None) -> Offer:
+    """Find image `name`; from a registry, fetch only the manifest.
 
     `offered` is an OCI layout or archive to try first. Raises `TaskError` for a missing or unsuitable image,
     `PrerequisiteError` if it cannot be fetched now.
     """
-    reference = Reference.parse(where)
+    reference = Reference.parse(name)
     if reference.transport in ("oci", "docker-archive"):
-        return _look_up_local(Path(reference.name), reference, where, is_layout=reference.transport == "oci")
+        return _look_up_local(Path(reference.name), reference, name, is_layout=reference.transport == "oci")
     if offered is not None:
         with suppress(_ImageMissing):
-            return _look_up_local(offered, reference, where, is_layout=offered.is_dir())
-    return _find_in_registry(reference, where, store)
+            return _look_up_local(offered, reference, name, is_layout=offered.is_dir())
+    return _find_in_registry(reference, name, store)
 
 
-def _look_up_local(path: Path, reference: Reference, where: str, *, is_layout: bool) -> Offer:
-    image = find_in_layout(path, reference, where) if is_layout else find_in_archive(path, reference, where)
+def _look_up_local(path: Path, reference: Reference, name: str, *, is_layout: bool) -> Offer:
+    image = find_in_layout(path, reference, name) if is_layout else find_in_archive(path, reference, name)
     growth = GROWTH if is_layout else 1
     # layers of an archive are uncompressed, and so are those of a folder whose two digests are equal
     layers = {each.diff_id: each.size * (1 if each.blob == each.diff_id else growth) for each in image.layers}
@@ -93,22 +93,22 @@ class _ImageMissing(TaskError):
 # -- a folder in OCI layout
 
 
-def find_in_layout(folder: Path, reference: Reference, where: str) -> FoundImage:
+def find_in_layout(folder: Path, reference: Reference, name: str) -> FoundImage:
     """Find an image in OCI layout by digest, tag or name; or the only one."""
     blobs = folder / "blobs"
-    index = parse_json_object(_read_blob_file(folder / "index.json", where), f"{folder}/index.json")
-    entry = _choose_manifest(index, blobs, reference, where)
-    requested = digest = check_digest(entry.get("digest"), where)
-    manifest = parse_json_object(_read_blob(blobs, digest, where), where)
+    index = parse_json_object(_read_blob_file(folder / "index.json", name), f"{folder}/index.json")
+    entry = _choose_manifest(index, blobs, reference, name)
+    requested = digest = check_digest(entry.get("digest"), name)
+    manifest = parse_json_object(_read_blob(blobs, digest, name), name)
     if _is_manifest_list(manifest):
-        digest = choose_manifest_digest(manifest, where)
-        manifest = parse_json_object(_read_blob(blobs, digest, where), where)
+        digest = choose_manifest_digest(manifest, name)
+        manifest = parse_json_object(_read_blob(blobs, digest, name), name)
     return _describe_image(
-        where, f"{reference.repository}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs
+        name, f"{reference.repository}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs
     )
 
 
-def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
+def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, name: str) -> dict[str, Any]:
     entries = [entry for entry in index.get("manifests", ()) if isinstance(entry, dict)]
     if reference.digest:
         matching = [entry for entry in entries if entry.get("digest") == reference.digest]
@@ -121,9 +121,9 @@ def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, w
         keys = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
         matching = [entry for entry in entries if names & {(entry.get("annotations") or {}).get(key) for key in keys}]
     if not matching:
-        raise _ImageMissing(f"image {where} is not in {blobs.parent}", fix="name one by its digest (index.json)")
+        raise _ImageMissing(f"image {name} is not in {blobs.parent}", fix="name one by its digest (index.json)")
     if len({entry.get("digest") for entry in matching}) > 1:
-        raise TaskError(f"image {where}: {blobs.parent} has several", fix="name one by its digest: ...@sha256:...")
+        raise TaskError(f"image {name}: {blobs.parent} has several", fix="name one by its digest: ...@sha256:...")
     return matching[0]
 
 
@@ -132,61 +132,61 @@ def _is_manifest_list(manifest: dict[str, Any]) -> bool:
 
 
 def _describe_image(
-    where: str, pinned: str, digests: dict[str, str], manifest: dict[str, Any], blobs: Path
+    name: str, pinned: str, digests: dict[str, str], manifest: dict[str, Any], blobs: Path
 ) -> FoundImage:
-    (config_digest, _), layers = list_blobs(manifest, f"image {where}")
-    config = parse_json_object(_read_blob(blobs, config_digest, where), f"the configuration of {where}")
+    (config_digest, _), layers = list_blobs(manifest, f"image {name}")
+    config = parse_json_object(_read_blob(blobs, config_digest, name), f"the configuration of {name}")
 
     def open_layer(layer: Layer) -> IO[bytes]:
         return (blobs / layer.blob.replace(":", "/")).open("rb")
 
     id_ = config_digest.removeprefix("sha256:")
-    return FoundImage(where, id_, pinned, digests, config, list_layers(config, layers, f"image {where}"), open_layer)
+    return FoundImage(name, id_, pinned, digests, config, list_layers(config, layers, f"image {name}"), open_layer)
 
 
-def _read_blob(blobs: Path, digest: str, where: str) -> bytes:
+def _read_blob(blobs: Path, digest: str, name: str) -> bytes:
     path = blobs / digest.replace(":", "/")
-    data = _read_blob_file(path, where)
+    data = _read_blob_file(path, name)
     if digest_bytes(data) != digest:
-        raise TaskError(f"image {where}: {path} is corrupt: its SHA-256 differs", fix="remove it, and try again")
+        raise TaskError(f"image {name}: {path} is corrupt: its SHA-256 differs", fix="remove it, and try again")
     return data
 
 
-def _read_blob_file(path: Path, where: str) -> bytes:
+def _read_blob_file(path: Path, name: str) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(MAX_JSON_BYTES)
     except OSError as error:
-        raise _ImageMissing(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
+        raise _ImageMissing(f"image {name}: {path}: {error.strerror}", fix="name an existing file") from error
 
 
 # -- an archive of docker save
 
 
-def find_in_archive(path: Path, reference: Reference, where: str) -> FoundImage:
+def find_in_archive(path: Path, reference: Reference, name: str) -> FoundImage:
     """Find an image in an archive by id (SHA-256 of its configuration) or tag."""
     try:
         with tarfile.open(path) as archive:
             listing = b'{"images":' + _read_member(archive, "manifest.json") + b"}"
             configs = [
                 (entry, _read_member(archive, entry["Config"]))
-                for entry in _select_by_tag(parse_json_object(listing, where)["images"], reference)
+                for entry in _select_by_tag(parse_json_object(listing, name)["images"], reference)
             ]
             chosen = next((each for each in configs if reference.digest in ("", digest_bytes(each[1]))), None)
             if chosen is None:
                 raise _ImageMissing(
-                    f"image {where} is not in {path}", fix="name it by a tag, or by the digest of its image id"
+                    f"image {name} is not in {path}", fix="name it by a tag, or by the digest of its image id"
                 )
             entry, data = chosen
-            names = [str(name) for name in entry["Layers"]]
-            sizes = [("", archive.getmember(name).size) for name in names]
+            layer_names = [str(each) for each in entry["Layers"]]
+            sizes = [("", archive.getmember(each).size) for each in layer_names]
     except (tarfile.TarError, EOFError, KeyError, TypeError) as error:
         raise TaskError(f"{path} is not an archive of docker save: {error}", fix="docker save -o FILE NAME") from error
     except OSError as error:
-        raise _ImageMissing(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
-    config = parse_json_object(data, f"the configuration of {where}")
-    layers = list_layers(config, sizes, f"image {where}")
-    members = dict(zip(layers, names, strict=True))
+        raise _ImageMissing(f"image {name}: {path}: {error.strerror}", fix="name an existing file") from error
+    config = parse_json_object(data, f"the configuration of {name}")
+    layers = list_layers(config, sizes, f"image {name}")
+    members = dict(zip(layers, layer_names, strict=True))
 
     @contextmanager
     def open_layer(layer: Layer) -> Iterator[IO[bytes]]:
@@ -197,7 +197,7 @@ def find_in_archive(path: Path, reference: Reference, where: str) -> FoundImage:
 
     digest = digest_bytes(data)
     id_, pinned = digest.removeprefix("sha256:"), f"{reference.repository}@{digest}"
-    return FoundImage(where, id_, pinned, {"asked": digest}, config, layers, open_layer)
+    return FoundImage(name, id_, pinned, {"asked": digest}, config, layers, open_layer)
 
 
 def _select_by_tag(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:
@@ -218,16 +218,16 @@ def _read_member(archive: tarfile.TarFile, name: str) -> bytes:
 # -- a registry
 
 
-def _find_in_registry(reference: Reference, where: str, store: Path) -> Offer:
+def _find_in_registry(reference: Reference, name: str, store: Path) -> Offer:
     tag_or_digest = f"@{reference.digest}" if reference.digest else f":{reference.tag or 'latest'}"
-    data = _fetch_manifest(reference.name + tag_or_digest, reference.digest, where, store)
+    data = _fetch_manifest(reference.name + tag_or_digest, reference.digest, name, store)
     digests = dict.fromkeys(("asked", "manifest"), digest_bytes(data))
-    manifest = parse_json_object(data, where)
+    manifest = parse_json_object(data, name)
     if _is_manifest_list(manifest):
-        digests["manifest"] = choose_manifest_digest(manifest, where)
-        data = _fetch_manifest(f"{reference.name}@{digests['manifest']}", digests["manifest"], where, store)
-        manifest = parse_json_object(data, where)
-    config, layers = list_blobs(manifest, f"image {where}")
+        digests["manifest"] = choose_manifest_digest(manifest, name)
+        data = _fetch_manifest(f"{reference.name}@{digests['manifest']}", digests["manifest"], name, store)
+        manifest = parse_json_object(data, name)
+    config, layers = list_blobs(manifest, f"image {name}")
 
     def get(say: Say) -> FoundImage:
         fetched, place = manifest, f"{reference.name}@{digests['manifest']}"
@@ -237,13 +237,13 @@ def _find_in_registry(reference: Reference, where: str, store: Path) -> Offer:
             missing = [blob for blob in [config, *layers] if not _has_blob(store, *blob)]
             if missing:
                 need = sum(size for _, size in missing)
-                say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
+                say(f"{name}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
                 digests["converted"] = _copy_image(
-                    place, where, store, layout, _TIMEOUT_SECONDS + need / _MIN_BYTES_PER_SECOND, lock
+                    place, name, store, layout, _TIMEOUT_SECONDS + need / _MIN_BYTES_PER_SECOND, lock
                 )
                 if not all(_has_blob(store, *blob) for blob in missing):  # skopeo compressed layers that were not
-                    fetched = parse_json_object(_read_blob(store, digests["converted"], where), where)
-        return _describe_image(where, f"{reference.name}@{digests['asked']}", digests, fetched, store)
+                    fetched = parse_json_object(_read_blob(store, digests["converted"], name), name)
+        return _describe_image(name, f"{reference.name}@{digests['asked']}", digests, fetched, store)
 
     missing = {digest: size for digest, size in [config, *layers] if not _has_blob(store, digest, size)}
     host, path, _ = reference.name.partition("/")
@@ -258,12 +258,12 @@ def _has_blob(store: Path, digest: str, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
-def _fetch_manifest(place: str, digest: str, where: str, store: Path) -> bytes:
+def _fetch_manifest(place: str, digest: str, name: str, store: Path) -> bytes:
     if digest and (store / digest.replace(":", "/")).is_file():
-        return _read_blob(store, digest, where)
-    data = _run_skopeo(["inspect", "--raw", *_skopeo_options(place, ""), f"docker://{place}"], where, _TIMEOUT_SECONDS)
+        return _read_blob(store, digest, name)
+    data = _run_skopeo(["inspect", "--raw", *_skopeo_options(place, ""), f"docker://{place}"], name, _TIMEOUT_SECONDS)
     if digest and digest_bytes(data) != digest:
-        raise TaskError(f"image {where}: the registry answered another manifest, {digest_bytes(data)}")
+        raise TaskError(f"image {name}: the registry answered another manifest, {digest_bytes(data)}")
     path = store / digest_bytes(data).replace(":", "/")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")  # several may fetch it at a time
@@ -272,27 +272,27 @@ def _fetch_manifest(place: str, digest: str, where: str, store: Path) -> bytes:
     return data
 
 
-def _copy_image(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
+def _copy_image(place: str, name: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
     # returns the OCI manifest's digest; skopeo inherits the lock, so the next attempt waits if it outlives us
     try:
         words = ["copy", "--quiet", *_skopeo_options(place, "src-"), "--dest-shared-blob-dir", str(store)]
-        _run_skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)
+        _run_skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], name, seconds, lock)
         index = parse_json_object((layout / "index.json").read_bytes(), f"{layout}/index.json")
     finally:
         shutil.rmtree(layout, ignore_errors=True)
-    return check_digest(index["manifests"][0]["digest"], where)
+    return check_digest(index["manifests"][0]["digest"], name)
 
 
 def _skopeo_options(place: str, side: str) -> list[str]:
     return ["--retry-times", "3", *([f"--{side}tls-verify=false"] if _LOOPBACK.match(place) else [])]
 
 
-def _run_skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> bytes:
+def _run_skopeo(arguments: list[str], name: str, seconds: float, *held: int) -> bytes:
     """Run skopeo, which inherits descriptors `held`; returns its output."""
     program = shutil.which("skopeo")
     if program is None:
         raise PrerequisiteError(
-            f"skopeo, which fetches image {where}, is not installed",
+            f"skopeo, which fetches image {name}, is not installed",
             fix=f"{install_command('skopeo')}; or crrl tasks prepare --images, a folder in OCI layout or an archive",
         )
     with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
@@ -302,34 +302,34 @@ def _run_skopeo(arguments: list[str], where: str, seconds: float, *held: int) ->
         output.seek(0)
         if done.returncode == 0:
             return output.read()
-        raise _explain_skopeo_error(Path(errors.name).read_text(errors="replace"), where)
+        raise _explain_skopeo_error(Path(errors.name).read_text(errors="replace"), name)
 
 
-def _explain_skopeo_error(printed: str, where: str) -> CodeRepairError:
+def _explain_skopeo_error(printed: str, name: str) -> CodeRepairError:
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     words = lines[-1] if lines else "skopeo printed nothing"
     if message := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):
         words = message[1].replace('\\"', '"')
     lower = printed.lower()
-    host = where.partition("/")[0]
+    host = name.partition("/")[0]
     if re.search(r"too ?many ?requests|(status|code):? 429\b", lower):
         fix = f"wait, or log in, which raises the limit: skopeo login {host}; {_RETRY_FIX}"
-        return PrerequisiteError(f"the registry of image {where} throttles us: {words}", fix=fix)
+        return PrerequisiteError(f"the registry of image {name} throttles us: {words}", fix=fix)
     if "deadline exceeded" in lower:
-        words = f"the registry of image {where} did not give it in time: it throttles us silently, or is slow"
+        words = f"the registry of image {name} did not give it in time: it throttles us silently, or is slow"
         return PrerequisiteError(words, fix=f"wait, or log in, which raises a limit: skopeo login {host}; {_RETRY_FIX}")
     if "x509" in lower or "certificate" in lower:
-        words = f"the registry of image {where} is not trusted: {words}"
+        words = f"the registry of image {name} is not trusted: {words}"
         return PrerequisiteError(words, fix="compare this machine's clock with another one (date)")
     if any(sign in lower for sign in ("unauthorized", "denied", "authentication required")):
-        return PrerequisiteError(f"image {where} is private, or does not exist: {words}", fix=f"skopeo login {host}")
+        return PrerequisiteError(f"image {name} is private, or does not exist: {words}", fix=f"skopeo login {host}")
     if any(sign in lower for sign in ("manifest unknown", "name unknown", "name invalid", "not found")):
-        return TaskError(f"the registry has no image {where}: {words}", fix="name an existing one by its digest")
+        return TaskError(f"the registry has no image {name}: {words}", fix="name an existing one by its digest")
     if "no space left" in lower or "disk quota" in lower:
         return PrerequisiteError(
-            f"no room to fetch image {where}: {words}", fix="free some disk space, or set CRRL_CACHE"
+            f"no room to fetch image {name}: {words}", fix="free some disk space, or set CRRL_CACHE"
         )
-    return PrerequisiteError(f"image {where} cannot be fetched: {words}", fix=_RETRY_FIX)
+    return PrerequisiteError(f"image {name} cannot be fetched: {words}", fix=_RETRY_FIX)
 
 
 @contextmanager

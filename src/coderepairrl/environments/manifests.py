@@ -66,11 +66,11 @@ class Reference(NamedTuple):
         return self.name if self.transport == "docker" else f"{self.transport}:{self.name}"
 
     @classmethod
-    def parse(cls, where: str) -> Reference:
+    def parse(cls, text: str) -> Reference:
         """Parse the text after ``image:``. Raises `TaskError`."""
-        rest, at, digest = where.partition("@")
+        rest, at, digest = text.partition("@")
         if at and not DIGEST.fullmatch(digest):
-            raise TaskError(f"image {where}: {digest!r} is not a digest", fix="write sha256: and its 64 digits")
+            raise TaskError(f"image {text}: {digest!r} is not a digest", fix="write sha256: and its 64 digits")
         transport = next(
             (name for name in ("oci", "docker-archive", "dockerfile") if rest.startswith(f"{name}:")), "docker"
         )
@@ -84,7 +84,7 @@ class Reference(NamedTuple):
         tag = name.rpartition("/")[2].partition(":")[2]
         name = name.removesuffix(f":{tag}") if tag else name
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", name) or not re.fullmatch(r"[\w.-]{0,128}", tag):
-            raise TaskError(f"{where!r} is not a name of an image", fix="write HOST/REPOSITORY@sha256:...")
+            raise TaskError(f"{text!r} is not a name of an image", fix="write HOST/REPOSITORY@sha256:...")
         return cls(transport, name, tag, digest)
 
 

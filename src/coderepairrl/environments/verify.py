@@ -136,17 +136,17 @@ def verify_states(tasks: Sequence[Task]) -> list[EnvironmentState]:
             state = "changed" if (folder / ENVIRONMENT_RECORD).is_file() else "missing"
             results.append(EnvironmentState(folder.name, state, count, error.fix))
     for place, count in images.items():
-        where = place.removeprefix("image:")
+        name = place.removeprefix("image:")
         try:
-            folder, image = find_image(where, sandbox_user())
+            folder, image = find_image(name, sandbox_user())
             is_same = digest_tree(folder, hashes, IMAGE_RECORD) == image.digest
             state = "as built" if is_same else "changed" if image.digest else "unknown"
             # with the shared files: a damaged one would be linked into the image again
             command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
             fix = "" if is_same else f"{command}, and prepare its tasks again (crrl tasks prepare)"
-            results.append(EnvironmentState(pin_image(where), state, count, fix))
+            results.append(EnvironmentState(pin_image(name), state, count, fix))
         except TaskError as error:
-            results.append(EnvironmentState(where, "missing", count, error.fix))
+            results.append(EnvironmentState(name, "missing", count, error.fix))
     return results
 
 

@@ -232,12 +232,12 @@ def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str
     return pin_image_workspace(dockerfile.dockerfile_image_name(image_folder))
 
 
-FOLDER = ".crrl-tests"
+TESTS_FOLDER = ".crrl-tests"
 """Workspace folder of `prepend_tests`' files."""
 # moves the files to $d; restores the paths of tests.patch from HEAD, since the image may have the patch uncommitted;
 # applies tests.patch, unless HEAD has it
 _APPLY_TESTS = f"""
-d=$(mktemp -d) && mv {FOLDER}/* "$d" && rm -rf {FOLDER} || exit 1
+d=$(mktemp -d) && mv {TESTS_FOLDER}/* "$d" && rm -rf {TESTS_FOLDER} || exit 1
 while IFS= read -r path; do git checkout -q HEAD -- "$path" 2>"$d/log" || rm -rf -- "$path"; done <"$d/paths"
 if [ -s "$d/tests.patch" ] && ! git apply --whitespace=nowarn "$d/tests.patch"; then
   git apply --check --reverse "$d/tests.patch" || exit 1
@@ -250,7 +250,7 @@ def prepend_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[s
     combined = b"".join(map(encode_patch, patches))
     paths = "".join(f"{path}\n" for path in list_changed_paths(combined))
     needed = {"tests.patch": combined.decode("utf-8", "surrogateescape"), "paths": paths, **files}
-    return _APPLY_TESTS + script, {f"{FOLDER}/{name}": content for name, content in needed.items()}
+    return _APPLY_TESTS + script, {f"{TESTS_FOLDER}/{name}": content for name, content in needed.items()}
 
 
 def encode_patch(patch: str) -> bytes:

@@ -25,7 +25,8 @@ from coderepairrl.tasks.rows import ENDINGS, Row, read_rows
 from coderepairrl.tasks.select import HELD_OUT, TRAIN, is_held_out
 from coderepairrl.types import Checks, Command, Task
 
-CHECK = "crrl_examples.py"
+CHECK_FILE = "crrl_examples.py"
+_COMMAND = ("python3", "-B", CHECK_FILE)
 CHECK_SECONDS = 30.0
 _PROBE_SECONDS = 600.0
 _HELD_OUT = 0.25
@@ -120,8 +121,8 @@ class Functions(LoadedSource):
     def _make_tasks(self, tree: _SourceTree) -> list[Task]:
         chosen = [each for path, data in sorted(tree.files.items()) for each in self._select_functions(path, data)]
         build = self.environment and self.examples and bool(chosen)
-        command, projects = ("python3", "-B", CHECK), self.cache / "projects"
-        project = build_project_environment(tree.files, command, self.requirements, projects, build=build)
+        projects = self.cache / "projects"
+        project = build_project_environment(tree.files, _COMMAND, self.requirements, projects, build=build)
         imports, environment, files = project.imports, project.environment, {**tree.files, **project.built}
         if chosen and self.examples:
             problems = self._find_example_problems(files, chosen, imports, environment)
@@ -190,7 +191,7 @@ class Functions(LoadedSource):
         if self.examples:
             where = {"imports": imports or ".", "module": _format_module_name(path, imports)}
             script = _EXAMPLES.format(**where, docstring=function.docstring, name=function.name)
-            checks = Checks((Command(("python3", "-B", CHECK), CHECK_SECONDS),), {CHECK: script})
+            checks = Checks((Command(_COMMAND, CHECK_SECONDS),), {CHECK_FILE: script})
         return Task(
             id=task_id,
             prompt=_PROMPT.format(name=function.name, path=path, comment=function.comment, header=function.header),
@@ -207,9 +208,8 @@ class Functions(LoadedSource):
 
 async def _probe_examples(backend: SandboxBackend, task: Task, text: str) -> list[str]:
     async with backend.open(task) as sandbox:
-        await sandbox.write(CHECK, _PROGRAM.read_bytes())
-        command = ("python3", "-B", CHECK)
-        result = await sandbox.exec(command, stdin=text.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24)
+        await sandbox.write(CHECK_FILE, _PROGRAM.read_bytes())
+        result = await sandbox.exec(_COMMAND, stdin=text.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24)
     last = result.output.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
     try:
         problems: list[str] = json.loads(last)

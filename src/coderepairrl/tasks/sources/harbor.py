@@ -41,7 +41,6 @@ from coderepairrl.types import Checks, Command, Task
 _log = logging.getLogger(__name__)
 VERIFIER_SECONDS, SOLUTION_SECONDS = 600.0, 900.0
 """Default time limits; Harbor has one only for tests."""
-RESULTS = "harbor"
 FOLDER = ".crrl-harbor"
 """Workspace folder of the tests' files, before a script copies them to ``/tests``."""
 _DIFFICULTIES = {"easy": 1.0, "medium": 2.0, "hard": 3.0}
@@ -372,7 +371,7 @@ def _make_checks(folder: Path, settings: _Settings) -> Checks:
     script += ("" if workspace else _format_hooks(folder, settings)) + _format_exports(settings, "verifier")
     script += f"/tests/test.sh{_COPY_REWARD}"
     seconds = float(settings.table("verifier").get("timeout_sec") or VERIFIER_SECONDS)
-    command = Command(("sh", f"{FOLDER}/test", "{results}"), seconds, RESULTS)
+    command = Command(("sh", f"{FOLDER}/test", "{results}"), seconds, results="harbor")
     collect = _make_collect_scripts(folder, settings) if workspace else {}
     return Checks((command,), {**files, f"{FOLDER}/test": script}, workspace=workspace, collect=collect)
 

@@ -86,8 +86,8 @@ def _build_image(name: str, bases: Mapping[str, fetch.Offer], user: int | None, 
                 return builders[source]
             stage = recipe.stages.get(source)
             base = build(stage.base).image if stage else bases[source].get(say)
-            place = work.with_name(f"{work.name}-{len(builders)}")
-            builder = builders[source] = stack.enter_context(LayerBuilder(base, place, user, say))
+            build_folder = work.with_name(f"{work.name}-{len(builders)}")
+            builder = builders[source] = stack.enter_context(LayerBuilder(base, build_folder, user, say))
             if stage:
                 settings = stage.interpret(base.config.get("config") or {})
                 for part in stage.parts:

@@ -230,7 +230,7 @@ def _find_in_registry(reference: Reference, name: str, store: Path) -> Offer:
     config, layers = list_blobs(manifest, f"image {name}")
 
     def get(say: Say) -> FoundImage:
-        fetched, place = manifest, f"{reference.name}@{digests['manifest']}"
+        fetched, source = manifest, f"{reference.name}@{digests['manifest']}"
         layout = store / f".layout-{digests['manifest'].removeprefix('sha256:')}"
         with lock_image(layout) as lock:
             shutil.rmtree(layout, ignore_errors=True)  # left by a killed attempt
@@ -239,7 +239,7 @@ def _find_in_registry(reference: Reference, name: str, store: Path) -> Offer:
                 need = sum(size for _, size in missing)
                 say(f"{name}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
                 digests["converted"] = _copy_image(
-                    place, name, store, layout, _TIMEOUT_SECONDS + need / _MIN_BYTES_PER_SECOND, lock
+                    source, name, store, layout, _TIMEOUT_SECONDS + need / _MIN_BYTES_PER_SECOND, lock
                 )
                 if not all(_has_blob(store, *blob) for blob in missing):  # skopeo compressed layers that were not
                     fetched = parse_json_object(_read_blob(store, digests["converted"], name), name)
@@ -258,10 +258,10 @@ def _has_blob(store: Path, digest: str, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
-def _fetch_manifest(place: str, digest: str, name: str, store: Path) -> bytes:
+def _fetch_manifest(source: str, digest: str, name: str, store: Path) -> bytes:
     if digest and (store / digest.replace(":", "/")).is_file():
         return _read_blob(store, digest, name)
-    data = _run_skopeo(["inspect", "--raw", *_skopeo_options(place, ""), f"docker://{place}"], name, _TIMEOUT_SECONDS)
+    data = _run_skopeo(["inspect", "--raw", *_skopeo_options(source, ""), f"docker://{source}"], name, _TIMEOUT_SECONDS)
     if digest and digest_bytes(data) != digest:
         raise TaskError(f"image {name}: the registry answered another manifest, {digest_bytes(data)}")
     path = store / digest_bytes(data).replace(":", "/")
@@ -272,19 +272,19 @@ def _fetch_manifest(place: str, digest: str, name: str, store: Path) -> bytes:
     return data
 
 
-def _copy_image(place: str, name: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
+def _copy_image(source: str, name: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
     # returns the OCI manifest's digest; skopeo inherits the lock, so the next attempt waits if it outlives us
     try:
-        words = ["copy", "--quiet", *_skopeo_options(place, "src-"), "--dest-shared-blob-dir", str(store)]
-        _run_skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], name, seconds, lock)
+        words = ["copy", "--quiet", *_skopeo_options(source, "src-"), "--dest-shared-blob-dir", str(store)]
+        _run_skopeo([*words, f"docker://{source}", f"oci:{layout}:image"], name, seconds, lock)
         index = parse_json_object((layout / "index.json").read_bytes(), f"{layout}/index.json")
     finally:
         shutil.rmtree(layout, ignore_errors=True)
     return check_digest(index["manifests"][0]["digest"], name)
 
 
-def _skopeo_options(place: str, side: str) -> list[str]:
-    return ["--retry-times", "3", *([f"--{side}tls-verify=false"] if _LOOPBACK.match(place) else [])]
+def _skopeo_options(source: str, side: str) -> list[str]:
+    return ["--retry-times", "3", *([f"--{side}tls-verify=false"] if _LOOPBACK.match(source) else [])]
 
 
 def _run_skopeo(arguments: list[str], name: str, seconds: float, *held: int) -> bytes:

@@ -243,12 +243,12 @@ def _finish_image(source: FoundImage, partial: Path, reports: Sequence[dict[str,
     return image
 
 
-def _apply_patches(image: FoundImage, place: Path, work: Path, user: int | None) -> None:
-    history.remove_repository(place)  # it shows what the patches undo
+def _apply_patches(image: FoundImage, folder: Path, work: Path, user: int | None) -> None:
+    history.remove_repository(folder)  # it shows what the patches undo
     home = create_bare_repository(work / "patching")
     for patch in image.patches:
         try:
-            git("apply", "--whitespace=nowarn", "-", folder=home, tree=place, stdin=patch, prefix=command_as(user, []))
+            git("apply", "--whitespace=nowarn", "-", folder=home, tree=folder, stdin=patch, prefix=command_as(user, []))
         except subprocess.CalledProcessError as error:
             raise TaskError(f"image {image.name}: its patch does not apply: {explain_git_error(error)}") from error
 

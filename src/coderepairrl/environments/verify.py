@@ -124,8 +124,8 @@ def verify_states(tasks: Sequence[Task]) -> list[EnvironmentState]:
     """Verify the environments and images of `tasks`."""
     hashes: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
-    places = (place for task in tasks for place in dict.fromkeys((task.workspace, task.checks.workspace)))
-    images = Counter(place for place in places if place.startswith("image:"))
+    workspaces = (workspace for task in tasks for workspace in dict.fromkeys((task.workspace, task.checks.workspace)))
+    images = Counter(workspace for workspace in workspaces if workspace.startswith("image:"))
     results = []
     for environment, count in needed.items():
         folder = environment_folder(environment)
@@ -135,8 +135,8 @@ def verify_states(tasks: Sequence[Task]) -> list[EnvironmentState]:
         except TaskError as error:
             state = "changed" if (folder / ENVIRONMENT_RECORD).is_file() else "missing"
             results.append(EnvironmentState(folder.name, state, count, error.fix))
-    for place, count in images.items():
-        name = place.removeprefix("image:")
+    for workspace, count in images.items():
+        name = workspace.removeprefix("image:")
         try:
             folder, image = find_image(name, sandbox_user())
             is_same = digest_tree(folder, hashes, IMAGE_RECORD) == image.digest

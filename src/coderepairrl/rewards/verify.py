@@ -58,15 +58,15 @@ def sample_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
     candidates = [task for task in tasks if task.reference.strip()]
     if len(candidates) <= MOST_TRIED_WHOLE:
         return candidates
-    places: dict[tuple[object, ...], list[int]] = {}
-    for place, task in enumerate(candidates):
-        places.setdefault(make_checks_key(task), []).append(place)
+    indices_by_key: dict[tuple[object, ...], list[int]] = {}
+    for index, task in enumerate(candidates):
+        indices_by_key.setdefault(make_checks_key(task), []).append(index)
     drawn = [
-        place
-        for key, members in places.items()
-        for place in Random(f"{seed}/{key}").sample(members, min(TRIED_PER_ENVIRONMENT, len(members)))
+        index
+        for key, members in indices_by_key.items()
+        for index in Random(f"{seed}/{key}").sample(members, min(TRIED_PER_ENVIRONMENT, len(members)))
     ]
-    return [candidates[place] for place in sorted(drawn)]
+    return [candidates[index] for index in sorted(drawn)]
 
 
 def make_checks_key(task: Task) -> tuple[object, ...]:

@@ -136,9 +136,9 @@ def is_test_path(path: str) -> bool:
     >>> [is_test_path(path) for path in ("tests/data/a.txt", "a/conftest.py", "src/a/testing.py", "latest/a.py")]
     [True, True, False, False]
     """
-    place = PurePosixPath(path)
-    folders = {part.lower() for part in place.parts[:-1]}
-    return place.name == "conftest.py" or is_test_module(path) or bool(folders & _TEST_FOLDERS)
+    posix_path = PurePosixPath(path)
+    folders = {part.lower() for part in posix_path.parts[:-1]}
+    return posix_path.name == "conftest.py" or is_test_module(path) or bool(folders & _TEST_FOLDERS)
 
 
 def _parse_files(patch: bytes) -> list[_ChangedFile]:

@@ -64,14 +64,14 @@ def _group_commits(workspaces: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _find_missing_workspace(task: Task, cached: set[str]) -> tuple[str, ...]:
-    kind, _, place = task.workspace.partition(":")
+    kind, _, location = task.workspace.partition(":")
     if kind == "git":
         return () if task.workspace in cached else ("commit",)
     if kind == "dir":
-        return () if Path(place).is_dir() else ("folder",)
+        return () if Path(location).is_dir() else ("folder",)
     try:
         if kind == "image":
-            find_image(place, sandbox_user())
+            find_image(location, sandbox_user())
     except TaskError:
         return ("image",)
     return ()
@@ -316,6 +316,6 @@ def _fetch_with_retries(url: str, commits: list[str], say: Say) -> Path:
 
 def list_image_names(tasks: Iterable[Task]) -> list[str]:
     """Names of the images that tasks run in."""
-    places = (place for task in tasks for place in (task.workspace, task.checks.workspace))
-    kinds = (place.partition(":") for place in places)
+    workspaces = (workspace for task in tasks for workspace in (task.workspace, task.checks.workspace))
+    kinds = (workspace.partition(":") for workspace in workspaces)
     return list(dict.fromkeys(name for kind, _, name in kinds if kind == "image"))

@@ -169,8 +169,8 @@ class Mutant:
         """Split, from the key alone: no seed or machine moves a task."""
         if self.function.module in UNSEEN_MODULES:
             return "unseen"
-        place, digest = self.key.rsplit("-", 1)
-        percentile = int(_digest_text(f"split:{place}/{digest}"), 16) % 100
+        prefix, digest = self.key.rsplit("-", 1)
+        percentile = int(_digest_text(f"split:{prefix}/{digest}"), 16) % 100
         return "test" if percentile < HELD_OUT_PERCENT else "train"
 
     @property

@@ -208,10 +208,10 @@ class _MutationFinder:
             return
         start, end = self._end_column(a), self._start_column(b)
         gap = self._slice_line(b.lineno, start, end)
-        place = re.search(re.escape(symbol).replace(r"\ ", r"\s+"), gap)  # "not in" may have several spaces
-        if place is not None:
+        match = re.search(re.escape(symbol).replace(r"\ ", r"\s+"), gap)  # "not in" may have several spaces
+        if match is not None:
             for other in others:
-                self._add(b.lineno, start + place.start(), start + place.end(), other, kind)
+                self._add(b.lineno, start + match.start(), start + match.end(), other, kind)
 
     def _replace_node(self, node: ast.expr | ast.stmt, text: str, kind: str) -> None:
         if self._is_on_one_line(node) and text != self._get_text(node):

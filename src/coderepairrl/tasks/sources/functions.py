@@ -183,8 +183,8 @@ class Functions(LoadedSource):
     ) -> Task:
         path, source, function = masked_function
         masked = function.mask(source)
-        place = f"{tree.name}/{path}" if tree.name and not path.startswith(f"{tree.name}/") else path
-        name = f"functions/{place}:{function.name}"
+        full_path = f"{tree.name}/{path}" if tree.name and not path.startswith(f"{tree.name}/") else path
+        name = f"functions/{full_path}:{function.name}"
         id_counts[name] += 1  # a function may be defined twice
         task_id = name if id_counts[name] == 1 else f"{name}-{function.start}"
         checks = Checks()

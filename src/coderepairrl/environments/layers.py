@@ -65,8 +65,8 @@ class LayerExtraction:
 
     def report(self) -> dict[str, object]:
         """Report ``files``, ``bytes``, ``shared`` (bytes), and omissions by kind."""
-        done = {"files": self.files, "bytes": self.bytes, "shared": self.shared}
-        return {**done, "counts": self.counts, "left_out": self.left_out}
+        totals = {"files": self.files, "bytes": self.bytes, "shared": self.shared}
+        return {**totals, "counts": self.counts, "left_out": self.left_out}
 
     def _extract_entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         parts = split_entry_name(member.name)

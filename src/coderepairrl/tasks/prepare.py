@@ -238,11 +238,11 @@ async def prepare_tasks(
     """
     task_list = list(tasks)
     problems: list[CodeRepairError] = []
-    kinds = {
+    needs_by_kind = {
         "commit": {task.workspace for task in task_list if task.workspace.startswith("git:")},
         "environment": {task.environment for task in task_list if task.environment.startswith("python:")},
     }
-    if needed := " and ".join(format_count(len(some), kind) for kind, some in kinds.items() if some):
+    if needed := " and ".join(format_count(len(needs), kind) for kind, needs in needs_by_kind.items() if needs):
         say(f"{needed}, of unknown size, to fetch or build")
     ready_images: list[ReadyImage] = []
     environments: list[Environment] = []
@@ -270,14 +270,14 @@ async def prepare_tasks(
 
 def _fetch_workspaces(tasks: Iterable[Task], problems: list[CodeRepairError], say: Say, jobs: int) -> list[str]:
     """Fetch from `jobs` repositories at a time; return the commits present, and record problems."""
-    wanted = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
-    by_url = _group_commits(wanted)
-    done = 0
+    workspaces = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
+    by_url = _group_commits(workspaces)
+    present_count = 0
 
     def fetch_repository(url: str, commits: list[str]) -> list[str]:
-        nonlocal done
+        nonlocal present_count
         cached = select_cached_commits(url, commits)
-        done += len(cached)
+        present_count += len(cached)
         missing = [commit for commit in commits if commit not in cached]
         batches = [missing[start : start + _BATCH] for start in range(0, len(missing), _BATCH)]
         while batches:
@@ -294,14 +294,14 @@ def _fetch_workspaces(tasks: Iterable[Task], problems: list[CodeRepairError], sa
                 problems.append(error)
                 say(f"{format_count(len(batch), 'commit')} of {remove_login(url)} not fetched")
                 continue
-            done += len(batch)
-            say(f"commits: {done} of {len(wanted)} are here ({remove_login(url)}: {len(batch)} more)")
+            present_count += len(batch)
+            say(f"commits: {present_count} of {len(workspaces)} are here ({remove_login(url)}: {len(batch)} more)")
         return select_cached_commits(url, commits)
 
     with ThreadPoolExecutor(jobs) as pool:
         fetched = zip(by_url, pool.map(fetch_repository, by_url, by_url.values()), strict=True)
         present = {f"git:{url}@{commit}" for url, commits in fetched for commit in commits}
-    return [workspace for workspace in wanted if workspace in present]
+    return [workspace for workspace in workspaces if workspace in present]
 
 
 def _fetch_with_retries(url: str, commits: list[str], say: Say) -> Path:

@@ -155,8 +155,8 @@ class GitHistory(LoadedSource):
 
     def _make_task(self, history: RepositoryHistory, commit: Commit, changes: Sequence[Change], name: str) -> Task:
         tests = [change for change in changes if is_test_path(change.path)]
-        rest = [change for change in changes if not is_test_path(change.path)]
-        self._check_changes(tests, rest)
+        others = [change for change in changes if not is_test_path(change.path)]
+        self._check_changes(tests, others)
         modules = [change.path for change in tests if change.blob and is_test_module(change.path)]
         if TESTS in self.command:
             modules = [path for path in modules if not self.is_python or path.endswith(".py")]
@@ -165,7 +165,7 @@ class GitHistory(LoadedSource):
         prompt = clean_message(commit.message)
         if not prompt:
             raise TaskLeftOut("have no message")
-        reference = history.diff_commit(commit, [change.path for change in rest])
+        reference = history.diff_commit(commit, [change.path for change in others])
         if not (language := detect_language(reference, "")):
             raise TaskLeftOut("change tests and no other code")
         argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
@@ -182,16 +182,16 @@ class GitHistory(LoadedSource):
             created=commit.day,
         )
 
-    def _check_changes(self, tests: Sequence[Change], rest: Sequence[Change]) -> None:
+    def _check_changes(self, tests: Sequence[Change], others: Sequence[Change]) -> None:
         if not tests:
             raise TaskLeftOut("change no tests")
-        if not rest:
+        if not others:
             raise TaskLeftOut("change tests and no other code")
-        if any(change.is_special for change in (*tests, *rest)):
+        if any(change.is_special for change in (*tests, *others)):
             raise TaskLeftOut("change a symbolic link or a submodule")
-        if any(change.is_binary for change in rest):
+        if any(change.is_binary for change in others):
             raise TaskLeftOut("change a binary file")
-        if len(rest) > self.max_files or sum(change.lines for change in rest) > self.max_lines:
+        if len(others) > self.max_files or sum(change.lines for change in others) > self.max_lines:
             raise TaskLeftOut("are larger than max_files or max_lines")
 
     def _specify_environment(self, history: RepositoryHistory, commit: Commit) -> str:

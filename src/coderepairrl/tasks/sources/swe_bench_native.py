@@ -226,8 +226,8 @@ def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) 
     if recipe := _find_recipe(row):
         specification = _add_recipe(specification, recipe, clone)
     if newest:
-        kept = {*_HTTPBIN.get(row.text("repo"), ()), *(recipe.requirements if recipe else ())}
-        unpinned = tuple(each if each in kept else _PIN.sub(r"\1", each) for each in specification.requirements)
+        pinned = {*_HTTPBIN.get(row.text("repo"), ()), *(recipe.requirements if recipe else ())}
+        unpinned = tuple(each if each in pinned else _PIN.sub(r"\1", each) for each in specification.requirements)
         specification = specification.model_copy(update={"before": "", "requirements": unpinned})
     return str(specification)
 

@@ -50,8 +50,8 @@ _VERSION = 2
 """Part of the cache keys: increase it when equal commands give different layers."""
 _DISK_BYTES = 4 << 30
 _LIMITS = {"disk_bytes": _DISK_BYTES, "tmp_bytes": _DISK_BYTES, "memory": 2 * _DISK_BYTES, "file_bytes": _DISK_BYTES}
-_TIMEOUT_SECONDS = 1800.0
-_MAX_OUTPUT_BYTES = 16 << 20
+_TIMEOUT = 1800.0  # seconds
+_MAX_OUTPUT = 16 << 20  # bytes
 _SHOWN_CHARS = 600  # Characters of a command and its output in errors.
 _MAX_LAYER_BYTES, _MAX_FILES = 16 << 30, 1 << 20
 _DISK_CHECK_SECONDS = 0.5
@@ -288,9 +288,7 @@ async def _execute_command(tree: Path, image: Image, command: BuildCommand) -> t
                 names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
                 settings = make_uv_settings(index, reached)
                 env |= dict.fromkeys(names, reached) | settings | make_pip_settings(settings) | _RETRIES
-            running = asyncio.create_task(
-                box.exec(command.argv, env=env, timeout=_TIMEOUT_SECONDS, max_bytes=_MAX_OUTPUT_BYTES)
-            )
+            running = asyncio.create_task(box.exec(command.argv, env=env, timeout=_TIMEOUT, max_bytes=_MAX_OUTPUT))
             watching = asyncio.create_task(_watch_disk(tree, command.where))
             try:
                 await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -312,7 +310,7 @@ async def _watch_disk(tree: Path, where: str) -> None:
 
 def _explain_failure(command: BuildCommand, result: ExecResult, refused: list[str]) -> TaskError:
     printed = result.output.decode("utf-8", "replace").strip()
-    outcome = f"took more than {_TIMEOUT_SECONDS:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
+    outcome = f"took more than {_TIMEOUT:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
     hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN_CHARS])
     hosts = f" (it wanted {hosts}: a build reaches only package indexes)" if refused else ""
     return TaskError(

@@ -198,7 +198,7 @@ class _Settings:
         """Whether the verifier runs in a separate environment."""
         verifier = self.table("verifier")
         mode = verifier.get("environment_mode")
-        return mode == "separate" if mode else "environment" in verifier
+        return str(mode) == "separate" if mode else "environment" in verifier
 
     def asks_for_network(self) -> bool:
         """Whether a field asks for a network (Harbor gives one by default)."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.tasks.mutants.corpus_tasks import OPENINGS, QUOTES, UNSEEN_MODULES, load_corpus_functions
-from coderepairrl.tasks.mutants.mutations import RIVALS
+from coderepairrl.tasks.mutants.mutations import REPLACED_NAMES
 from workshop.tiny import prompt
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -68,7 +68,7 @@ def _words() -> list[str]:
     for function in load_corpus_functions():
         if function.module not in UNSEEN_MODULES:
             shared.update({word for word in re.findall(r"[A-Za-z]+", function.source) if len(word) > 1})
-    return sorted({word for word, count in shared.items() if count >= SHARED} | set(RIVALS) | {"str", "int"})
+    return sorted({word for word, count in shared.items() if count >= SHARED} | set(REPLACED_NAMES) | {"str", "int"})
 
 
 def save(folder: Path) -> None:

@@ -124,8 +124,8 @@ def parse(raw: bytes) -> Request:
     """See `Dialect.parse`."""
     body = parse_body(_Body, raw)
     if body.n not in (None, 1):
-        message = "only one choice per request is supported; send the request again"
-        raise ApiError(400, "unsupported_value", message, param="n")
+        problem = "only one choice per request is supported; send the request again"
+        raise ApiError(400, "unsupported_value", problem, param="n")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     tools, hosted = _read_chat_tools(body)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]

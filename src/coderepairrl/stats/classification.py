@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coderepairrl.stats.intervals import Interval, mean_interval, paired_difference
-from coderepairrl.stats.paired import bootstrap
-
-Array = NDArray[np.float64]
+from coderepairrl.stats.paired import Array, bootstrap, divide
 
 
 class LabelAnswer(NamedTuple):
@@ -107,14 +104,11 @@ def macro_f1(means: Array) -> Array:
 def _measure_class(
     columns: Sequence[Sequence[float]], clusters: Sequence[Hashable], confusion: Mapping[str, int]
 ) -> PerClass:
-    def ratio(numerator: Array, denominator: Array) -> Array:
-        return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > 0)
-
     return PerClass(
         support=sum(confusion.values()),
-        precision=bootstrap(columns, clusters, lambda means: ratio(means[0], means[1])),
-        recall=bootstrap(columns, clusters, lambda means: ratio(means[0], means[2])),
-        f1=bootstrap(columns, clusters, lambda means: ratio(2 * means[0], means[1] + means[2])),
+        precision=bootstrap(columns, clusters, lambda means: divide(means[0], means[1])),
+        recall=bootstrap(columns, clusters, lambda means: divide(means[0], means[2])),
+        f1=bootstrap(columns, clusters, lambda means: divide(2 * means[0], means[1] + means[2])),
     )
 
 

@@ -183,7 +183,7 @@ def tango_interval(lost: float, gained: float, pairs: float, quantile: float = _
     def holds(d: float) -> bool:
         return pairs * (share - d) ** 2 <= quantile * quantile * tango_variance(d, lost, gained, pairs)
 
-    return Interval(share, _find_end(holds, share, -1.0), _find_end(holds, share, 1.0))
+    return Interval(share, find_end(holds, share, -1.0), find_end(holds, share, 1.0))
 
 
 def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
@@ -198,8 +198,8 @@ def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
     return max(0.0, 2 * worse + d - d * d)
 
 
-def _find_end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Bisect for the last number towards `outside` that `holds`."""
+def find_end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Bisect for the last number between `inside` and `outside` that `holds`; numbers beyond it do not."""
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)

@@ -36,7 +36,7 @@ class McNemar(NamedTuple):
 
 def mcnemar_test(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
     """McNemar's test of solved tasks, one attempt each."""
-    pairs = [(bool(early), bool(late)) for early, late in zip(before, after, strict=True)]
+    pairs = list(zip(before, after, strict=True))
     lost, gained = pairs.count((True, False)), pairs.count((False, True))
     exact, mid_p = mcnemar_p(lost, gained)
     return McNemar(pairs.count((True, True)), lost, gained, pairs.count((False, False)), exact, mid_p)
@@ -91,6 +91,11 @@ def bootstrap(
     if high - low <= _ROUNDING * max(1.0, abs(value)):
         return Interval(value, None, None)
     return Interval(value, float(low), float(high))
+
+
+def divide(numerator: Array, denominator: Array) -> Array:
+    """Divide elementwise; NaN, which `bootstrap` leaves out, where `denominator` is 0 up to rounding."""
+    return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > _ROUNDING)
 
 
 def _draw_clusters(clusters: int) -> Array:

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from scipy import special
 
-from coderepairrl.stats.intervals import Interval, estimate_mean, mean_interval, student_quantile
+from coderepairrl.stats.intervals import Interval, estimate_mean, find_end, mean_interval, student_quantile
 
 ALPHA, POWER = 0.05, 0.8
 _LEAST = 6
 """Fewest tasks, all changed for the better, for a two-sided exact test: 2 * 0.5 ** 6 < 0.05."""
-_HALVINGS = 80
 
 
 def needed_tasks(
@@ -40,14 +38,11 @@ def smallest_detectable(
     tasks: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
 ) -> float | None:
     """Smallest mean difference of shares that `tasks` tasks would have shown, if any."""
-    needed = partial(needed_tasks, square=square, power=power, design=design, freedom=freedom)
-    low, high = 0.0, 1.0
-    if needed(high) > tasks:
-        return None
-    for _ in range(_HALVINGS):  # the larger the effect, the fewer tasks
-        middle = (low + high) / 2
-        low, high = (low, middle) if needed(middle) <= tasks else (middle, high)
-    return high
+
+    def is_shown(effect: float) -> bool:
+        return needed_tasks(effect, square, power=power, design=design, freedom=freedom) <= tasks
+
+    return find_end(is_shown, 1.0, 0.0) if is_shown(1.0) else None
 
 
 def smallest_detectable_interval(variance: float, freedom: float, *, power: float = POWER) -> Interval:

@@ -18,7 +18,7 @@ from coderepairrl.report.thesis.success import choose_evaluation, compare_ends, 
 from coderepairrl.report.verdict import describe_results
 from coderepairrl.stats import Interval, mean_interval
 from coderepairrl.stats.measures import fit_one_line
-from coderepairrl.stats.paired import Array, adjust_holm, bootstrap
+from coderepairrl.stats.paired import adjust_holm, bootstrap, divide
 from coderepairrl.stats.power import ALPHA
 
 _MAX_COMMANDS = 3
@@ -82,7 +82,7 @@ def compare_sides(quantity: str, unit: str, sides: Sequence[Side], *, share: boo
     # columns: early values and their number, late values and their number; `bootstrap` passes the mean of each
     columns = zip(*((value, 1, 0, 0) for _, value in early), *((0, 0, value, 1) for _, value in late), strict=True)
     clusters = [cluster for cluster, _ in (*early, *late)]
-    change = bootstrap([*columns], clusters, lambda m: _divide(m[2], m[3]) - _divide(m[0], m[1]))
+    change = bootstrap([*columns], clusters, lambda m: divide(m[2], m[3]) - divide(m[0], m[1]))
     assert change is not None  # both sides have values
     if min(len({cluster for cluster, _ in side}) for side in sides) < _FEWEST_CLUSTERS:
         change = Interval(change.value, None, None)
@@ -97,14 +97,9 @@ def estimate_slope(points: Sequence[tuple[int, float]], clusters: Sequence[Hasha
     x = (x - x.mean()) / 100
     columns = [column.tolist() for column in (x, y, x * y, x * x)]
     # covariance of x and y, divided by the variance of x
-    slope = bootstrap(columns, clusters, lambda m: _divide(m[2] - m[0] * m[1], m[3] - m[0] ** 2))
+    slope = bootstrap(columns, clusters, lambda m: divide(m[2] - m[0] * m[1], m[3] - m[0] ** 2))
     assert slope is not None  # steps differ
     return slope if len({*clusters}) >= _FEWEST_CLUSTERS else Interval(slope.value, None, None)
-
-
-def _divide(numerator: Array, denominator: Array) -> Array:
-    # NaN for a resample without values on a side, or with a single step
-    return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > 1e-12)
 
 
 def _describe_change(change: Interval, p: float = 0.0) -> str:

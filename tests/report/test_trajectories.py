@@ -181,7 +181,7 @@ def test_no_half_written_export_is_left(run: Path, tmp_path: Path, monkeypatch: 
             export.export_episodes(run, tmp_path / "there.parquet", form)  # type: ignore[arg-type]
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     (run / "log.jsonl").write_bytes(b"".join([*lines[:-2], b"{broken\n", *lines[-2:]]))
-    monkeypatch.setattr("coderepairrl.report.trajectories._ROWS_PER_WRITE", 1)
+    monkeypatch.setattr("coderepairrl.runs.storage._ROWS_PER_WRITE", 1)
     for form in ("parquet", "atif"):
         with pytest.raises(RunError, match=f"log.jsonl:{len(lines) - 1} is damaged"):
             export.export_episodes(run, tmp_path / "new", form)  # type: ignore[arg-type]

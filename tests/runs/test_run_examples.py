@@ -37,7 +37,7 @@ RENDERED = Example("f", "f", "toy/2", messages=({"role": "user", "content": "x"}
 
 
 def test_examples_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "_BATCH_ROWS", 2)
+    monkeypatch.setattr("coderepairrl.runs.storage._ROWS_PER_WRITE", 2)
     written = [EXACT, RENDERED, replace(RENDERED, id="g", reward=-1.0, passed=False)]
     assert write_examples(tmp_path / "x.parquet", iter(written)) == 3
     assert read_examples(tmp_path / "x.parquet") == written

@@ -298,7 +298,8 @@ def write_atomic(path: Path, text: str) -> None:
         with replace_file(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise _disk_full_error(path, error) from error
+        fix = "free some space and continue with --resume"
+        raise RunError(f"cannot write {path}: {error}", fix=fix) from error
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -308,10 +309,6 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 def _write_json_lines(path: Path, rows: Iterable[Any]) -> None:
     write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _disk_full_error(path: Path, error: OSError) -> RunError:
-    return RunError(f"cannot write {path}: {error}", fix="free some space and continue with --resume")
 
 
 LEARNED_FILE = "learned.json"

@@ -7,16 +7,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.runs.storage import replace_file
+from coderepairrl.runs.storage import write_table
 
 EXAMPLES_FILE = "examples.parquet"
 _JSON_COLUMNS = ("messages", "tools")
-_BATCH_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +57,12 @@ class Example:
 
 def write_examples(path: Path, examples: Iterable[Example]) -> int:
     """Write `examples` to `path`, atomically; returns their number. Raises `UsageError`."""
-    arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
-    schema, count, remaining = _arrow_schema(arrow), 0, iter(examples)
+    schema = _arrow_schema(importlib.import_module("pyarrow"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-            while batch := [_example_row(example) for example in islice(remaining, _BATCH_ROWS)]:
-                writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
-                count += len(batch)
+        return write_table(path, schema, map(_example_row, examples))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error}", fix="name another file with -o") from error
-    return count
 
 
 def read_examples(path: Path) -> list[Example]:

@@ -194,17 +194,16 @@ class Tail:
                 yield record, end
 
 
-def remove_torn_line(path: Path) -> int:
-    """Remove a torn last line; returns the bytes removed. Raises `RunError` for a changed line."""
+def remove_torn_line(path: Path) -> None:
+    """Remove a torn last line. Raises `RunError` for a changed line."""
     end = 0
     for number, (line, end) in enumerate(read_whole_lines(path), 1):  # noqa: B007 - the last `end` is used below
         try:
             strip_checksum(line.rstrip(b"\n"))
         except ValueError as error:
             raise RunError(f"{path}:{number} is damaged: {error}", fix=_DAMAGE_FIX) from None
-    if torn := path.stat().st_size - end:
+    if path.stat().st_size > end:
         os.truncate(path, end)
-    return torn
 
 
 @dataclass(slots=True)

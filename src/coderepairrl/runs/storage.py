@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 SUMS = "SHA256SUMS"
 """Checksums of a folder's files, in the format of ``sha256sum -c``."""
-_CHUNK = 1 << 22
-_THREADS = 8
+_CHUNK = 1 << 22  # bytes read at a time
+_THREADS = 8  # that hash files
+_ROWS_PER_WRITE = 128  # of a table, which need not fit into memory
 
 
 @contextmanager
@@ -62,6 +66,17 @@ def restore_old_folder(path: Path) -> None:
     if old.exists() and not path.exists():
         old.rename(path)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def write_table(path: Path, schema: Any, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write `rows` in a pyarrow `schema` to a Parquet file, atomically; return their number. Raises OSError."""
+    arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+    count, remaining = 0, iter(rows)
+    with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        while batch := list(islice(remaining, _ROWS_PER_WRITE)):
+            writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
+    return count
 
 
 def hash_files(files: Iterable[Path], *, stopped: Callable[[], bool] = lambda: False) -> dict[str, str]:

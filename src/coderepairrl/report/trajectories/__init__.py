@@ -14,7 +14,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -29,12 +28,11 @@ from coderepairrl.report.trajectories.chats import (
     redact_text,
 )
 from coderepairrl.runs import codec
-from coderepairrl.runs.storage import replace_file, replace_folder
+from coderepairrl.runs.storage import replace_folder, write_table
 from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode, Turn, sequence
 
 __all__ = ["ExportSource", "write_atif", "write_parquet"]
-_ROWS_PER_WRITE = 128
 VERSION = "ATIF-v1.7"
 _MAX_DEPTH = 100  # of arguments; deeper JSON can be read, but not written
 _NO_CHAT = Chat((), side=False)
@@ -42,14 +40,8 @@ _NO_CHAT = Chat((), side=False)
 
 def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
     """Write `episodes` to `path`, atomically; return their number. Raises OSError."""
-    arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
-    schema, count = _make_arrow_schema(arrow), 0
-    with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        table_rows = (make_episode_row(run, episode) for episode in episodes)
-        while rows := list(islice(table_rows, _ROWS_PER_WRITE)):
-            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-            count += len(rows)
-    return count
+    schema = _make_arrow_schema(importlib.import_module("pyarrow"))
+    return write_table(path, schema, (make_episode_row(run, episode) for episode in episodes))
 
 
 def make_episode_row(run: str, episode: Episode) -> dict[str, Any]:

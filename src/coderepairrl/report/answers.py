@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coderepairrl.report.reading import to_plain_data
@@ -34,9 +35,9 @@ def collect_answers(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> d
     return answers_by_kind
 
 
-def summarise_answers(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
-    """Summarise answers by kind (`classify`)."""
-    by_kind = collect_answers(episodes, {task.id: task for task in tasks})
+def summarise_answers(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, Any]:
+    """Summarise answers by kind: `Classification` as plain data."""
+    by_kind = collect_answers(episodes, tasks)
     return {kind: to_plain_data(classify(answers)) for kind, answers in by_kind.items()}
 
 
@@ -52,26 +53,13 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
         ]
         rows: list[tuple[str, ...]] = [("class", "answers", "precision", "recall", "F1", "given instead")]
         for name, row in each["classes"].items():
-            scores = (format_interval(row[score]) for score in ("precision", "recall", "f1"))
-            mistakes = ", ".join(f"{other} {count:,}" for other, count in list_mistakes(each["confusion"], name))
-            rows.append((name, f"{row['support']:,}", *scores, mistakes))
+            intervals = (row[score] for score in ("precision", "recall", "f1"))
+            scores = ("undefined" if interval is None else str(Interval(**interval)) for interval in intervals)
+            mistakes = Counter({other: count for other, count in each["confusion"][name].items() if other != name})
+            given = ", ".join(f"{other} {count:,}" for other, count in mistakes.most_common())
+            rows.append((name, f"{row['support']:,}", *scores, given))
         lines += align_columns(rows, "    ")
     return lines
-
-
-def format_interval(value: Mapping[str, Any] | None) -> str:
-    """Format an interval from plain data.
-
-    >>> format_interval({"value": 0.5, "low": 0.25, "high": 0.75}), format_interval(None)
-    ('0.500 [0.250, 0.750]', 'undefined')
-    """
-    return "undefined" if value is None else str(Interval(**value))
-
-
-def list_mistakes(confusion: Mapping[str, Mapping[str, int]], name: str) -> list[tuple[str, int]]:
-    """Wrong labels for class `name`, most frequent first."""
-    wrong = [(other, count) for other, count in confusion[name].items() if other != name]
-    return sorted(wrong, key=lambda each: -each[1])
 
 
 def list_confusion_columns(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -58,7 +58,7 @@ def write_results(
         label: {"tasks": len(ids)} | _summarise_headline([each for each in episodes if each.task_id in ids], rows)
         for label, ids in metrics.slice_tasks(episodes, tasks_by_id, agents).items()
     }
-    if label_answers := answers.summarise_answers(episodes, tasks_by_id.values()):
+    if label_answers := answers.summarise_answers(episodes, tasks_by_id):
         summary["answers"] = label_answers
     folder.write_episodes(stem, episodes)
     folder.write_attempts(

@@ -9,15 +9,14 @@ import io
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from typing import Literal
 from xml.etree import ElementTree
 
 from coderepairrl.processes.installs import require_extra
-from coderepairrl.report.plots.bars import draw_bars
 from coderepairrl.report.plots.panels import (
     LETTER,
     STYLE,
@@ -39,7 +38,7 @@ _MAX_ZONES = 60
 """Most strips of a panel that show values on hover."""
 _EMPTY_HEIGHT = 96
 """Height of panels that have nothing to show."""
-_MAX_STACK_WIDTH = 36.0
+_MAX_STACK_WIDTH, _MAX_BAR_WIDTH = 36.0, 30.0
 _FOREST_WIDTH, _FOREST_HEIGHT = 150, 18
 _MAX_LABEL = 24
 """Most characters of the label of a row."""
@@ -54,7 +53,7 @@ class _Frame:
 
     top: float
     x: tuple[float, float]
-    ys: list[float] = field(default_factory=list)
+    ys: list[float]
 
     def px(self, x: float) -> float:
         low, high = self.x
@@ -100,21 +99,17 @@ def _draw_panel(panel: Panel, hover: bool) -> str:
         )
     if panel.kind == "rows":
         return title + note + legend + _draw_rows(panel, visible, 34 + 16 * rows)
-    frame = _make_frame(panel, visible, 34 + 16 * rows)
+    xs = [x for series in visible for x, _ in series.points]
+    pad = 0.0 if panel.kind == "line" else 0.5  # half a bar
+    frame = _Frame(34 + 16 * rows, (min(xs) - pad, max(xs) + pad), _choose_value_ticks(panel, visible))
     if panel.kind == "bars":
-        bars = draw_bars(visible, frame.py, frame.px, frame.px(1) - frame.px(0))
+        bars = _draw_bars(visible, frame.py, frame.px, frame.px(1) - frame.px(0))
         return title + note + legend + _draw_axes(panel, frame) + bars
     drawn = _draw_stack(visible, frame) if panel.kind == "stack" else _draw_curves(visible, frame)
     # hover shows one value per step, and unjoined series have several
     joined = [series for series in visible if series.joined]
     zones = _draw_zones(joined, frame) if hover and joined else ""
     return title + note + legend + _draw_axes(panel, frame) + drawn + zones
-
-
-def _make_frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
-    xs = [x for series in visible for x, _ in series.points]
-    pad = 0.0 if panel.kind == "line" else 0.5  # half a bar
-    return _Frame(top, (min(xs) - pad, max(xs) + pad), _choose_value_ticks(panel, visible))
 
 
 def _choose_value_ticks(panel: Panel, visible: Sequence[Series]) -> list[float]:
@@ -234,11 +229,49 @@ def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
         parts.append(f'<text class="middle" x="{px(tick)}" y="{bottom + 16}">{text}</text>')
     for at, label in enumerate(labels):
         parts.append(f'<text class="end" x="{left - 8}" y="{py(at) + 4}">{escape_label(label)}</text>')
-    parts.append(draw_bars(visible, px, py, pitch, horizontal=True))
+    parts.append(_draw_bars(visible, px, py, pitch, horizontal=True))
     for line in panel.baselines:
         style = f"stroke:{colour_variable(line.colour)}"
         parts.append(f'<path class="base" style="{style}" d="M{px(line.value)} {top}V{bottom}"/>')
     parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{escape_label(panel.x_label)}</text>')
+    return "".join(parts)
+
+
+def _draw_bars(
+    visible: Sequence[Series],
+    map_value: Callable[[float], float],
+    map_position: Callable[[float], float],
+    pitch: float,
+    *,
+    horizontal: bool = False,
+) -> str:
+    """Draw a bar per finite value of each series.
+
+    `map_value` and `map_position` return pixels; positions are 0, 1, ..., `pitch` pixels apart.
+    """
+    thick = min(_MAX_BAR_WIDTH, 0.8 * pitch / len(visible))
+    parts = []
+    for number, series in enumerate(visible):
+        shift = (number - (len(visible) - 1) / 2) * thick
+        lows, highs = (ends or (None,) * len(series.x) for ends in (series.low, series.high))
+        floors = series.floor or (0.0,) * len(series.x)
+        for x, y, floor, low, high in zip(series.x, series.y, floors, lows, highs, strict=True):
+            if y is None or not math.isfinite(y):
+                continue
+            middle = map_position(x) + shift
+            begin, end = sorted((map_value(floor), map_value(y)))
+            edge, width = round(middle - 0.45 * thick, 1), round(0.9 * thick, 1)
+            box = (
+                (begin, edge, round(end - begin, 1), width)
+                if horizontal
+                else (edge, begin, width, round(end - begin, 1))
+            )
+            size = 'x="{}" y="{}" width="{}" height="{}"'.format(*box)
+            parts.append(f'<rect fill="{colour_variable(series.colour)}" {size}/>')
+            if low is not None and high is not None:
+                start, stop = map_value(low), map_value(high)
+                line = f"{start} {middle:.1f}H{stop}" if horizontal else f"{middle:.1f} {start}V{stop}"
+                parts.append(f'<path class="bar-whisker" d="M{line}"/>')
     return "".join(parts)
 
 

@@ -36,16 +36,16 @@ def score(patch: str | bytes, reference: str | bytes, reward: str = "patch_edits
     >>> score(reference, reference), score("No.", reference), score(reference.replace("2", "3"), reference)
     (1.0, 0.0, 0.375)
     """
-    compare, oracle, diff = _make_reward(reward).compare, _encode_diff(reference), _encode_diff(patch)
-    if not oracle.strip():
+    compare, diff, reference = _make_reward(reward).compare, _encode_diff(patch), _encode_diff(reference)
+    if not reference.strip():
         raise UsageError("the reference is empty", fix="pass the diff of a repair")
     if len(diff) > LARGEST_PATCH:
         return 0.0
     try:
-        value = compare(oracle, diff)
+        value = compare(reference, diff)
     except rewards.MalformedPatch:
         try:
-            rewards.parse_patch(oracle)
+            rewards.parse_patch(reference)
         except rewards.MalformedPatch as problem:
             raise UsageError(f"the reference: {problem}", fix=problem.fix) from problem
         return 0.0

@@ -81,8 +81,8 @@ def _list_comparison_rows(reports: Sequence[Report]) -> Iterator[Row]:
         for measure in dict.fromkeys((*each.early, *each.late)):
             change = each.changes.get(measure)
             means = *each.early.get(measure, no_interval), *each.late.get(measure, no_interval)
-            tests = (*change.change, change.p, change.tasks, change.better, change.worse) if change else ()
-            yield name, each.before, each.after, each.slice or "all", measure, *means, *tests
+            statistics = (*change.change, change.p, change.tasks, change.better, change.worse) if change else ()
+            yield name, each.before, each.after, each.slice or "all", measure, *means, *statistics
 
 
 def format_csv(heads: Row, rows: Iterable[Row]) -> bytes:

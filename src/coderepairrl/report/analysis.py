@@ -15,7 +15,8 @@ from coderepairrl.stats.intervals import Interval, cluster_episodes, slice_episo
 from coderepairrl.stats.measures import COUNTS, Pairs, RewardNotes, pair_measures, summarise
 from coderepairrl.types import Ending, Episode
 
-_MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6  # colours of a panel; rows on a page
+_MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6  # on a page; a panel has 9 colours
+# parts of the wall time of a rollout, and of a run
 ROLLOUT = ("generation", "tools", "sandbox", "reward", "waiting")
 ACTIVITIES = (*ROLLOUT, "learning", "evaluation", "other")
 # keys of `Episode.timings` by activity
@@ -32,6 +33,7 @@ _READABLE_NAMES = {
     "turns": "turns",
     "sampled_tokens": "sampled tokens",
 }
+# measures that are no rewards or scores, in the order of pages
 _OTHER_MEASURES = ("empty_patches", "tool_success", "limit", "crash", "calls", "turns", "sampled_tokens")
 _PER_PATCH_SUFFIX = "_per_patch"
 LESS_IS_BETTER = frozenset({"empty_patches", "limit", "crash"})
@@ -51,7 +53,7 @@ class Evaluation:
     void: int  # void attempts, which `episodes` leaves out
     values: Mapping[str, Interval]
     answers: Mapping[str, Any] = field(default_factory=dict)
-    """`report.answers.summarise_answers` by kind of labelled tasks."""
+    """Result of `report.answers.summarise_answers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Report:
     path: str
     status: str
     notices: Sequence[str]
-    planned: int | None
+    planned: int | None  # steps; None for an evaluation
     about: Mapping[str, Any]  # contents of ``run.json``, and ``ran_on``: engine and sandbox
     config: Mapping[str, Any]  # flat: ``train.lr`` and so on
     scores: Sequence[str]
@@ -87,7 +89,7 @@ class Report:
     evaluations: Sequence[Evaluation]
     comparisons: Sequence[MeasureChanges]
     repeated: Sequence[MeasureChanges]
-    """Rewards of repeated tasks, from first to last group: all, then slices."""
+    """Rewards of tasks with several groups, first group against last: of all tasks, then by slice."""
     account: Mapping[str, Any]
     """`TokenAccount` as a dict."""
     kinds: Mapping[str, Mapping[str, Any]]  # accounts by kind of task; empty for a single kind
@@ -102,7 +104,7 @@ class Report:
     faults: Mapping[str, int]
     notes: Mapping[str, RewardNotes] = field(default_factory=dict)
     printed: Sequence[OutputSample] = ()
-    """Last output lines of agents without a patch."""
+    """Last output lines of attempts without a patch."""
     void: Sequence[OutputSample] = ()
     """Fault messages, retried attempts included."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
@@ -283,7 +285,7 @@ def _compare_repeated(data: RunData) -> list[MeasureChanges]:
 def compare_slices(
     early: Sequence[Episode], late: Sequence[Episode], before: str = "before", after: str = "after"
 ) -> list[MeasureChanges]:
-    """Compare episodes by task: all, then slices."""
+    """Compare episodes task by task: all of them, then each slice."""
     comparisons = [_compare_evaluations(early, late, before, after)]
     for kind, tasks in slice_episodes(early).items():
         first, last = ([each for each in side if each.task_id in tasks] for side in (early, late))
@@ -392,6 +394,7 @@ def divide_step_time(metrics: Mapping[str, float], rows: Sequence[JudgedEpisode]
     spent = {name: sum(each.get(key, 0.0) for each in timings for key in keys) for name, keys in _TIMINGS.items()}
     total = max(sum(each.get("total", 0.0) for each in timings), sum(spent.values()))
     spent["waiting"] = total - sum(spent.values())
+    # without timings, all of it is waiting
     shares = {name: spent[name] / total if total else float(name == "waiting") for name in ROLLOUT}
     return {name: rollout * share for name, share in shares.items()} | {"learning": metrics.get("learn_seconds") or 0.0}
 

@@ -28,7 +28,7 @@ def collect_answers(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> d
         answer = LabelAnswer(
             each.task_id,
             classes[normalize_label(tasks[each.task_id].answer)],
-            classes.get(label, label) or None,
+            classes.get(label, label) or None,  # as the tasks spell it
             clusters[each.task_id],
         )
         answers_by_kind.setdefault(each.kind or PLAIN, []).append(answer)

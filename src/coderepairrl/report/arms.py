@@ -157,7 +157,7 @@ def answer_questions(
     notes: Sequence[str] = (),
     criteria: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Result:
-    """Answer `questions` for `verdict.render`.
+    """Answer `questions`.
 
     `seeds` are planned for each arm; each of `criteria` names the questions whose gains must all be shown.
     """

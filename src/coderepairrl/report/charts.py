@@ -9,7 +9,7 @@ from coderepairrl.report.analysis import ROLLOUT, Report, readable_name
 from coderepairrl.report.plots.panels import Baseline, Panel, Series, choose_alpha, ema, format_number
 
 EMA_ALPHA, TOOLS_EMA_ALPHA = 0.01, 0.05
-"""Defaults for `choose_alpha`: of most curves, of tools."""
+"""Default smoothing (`choose_alpha`) of most curves, and of those by tool."""
 
 MAX_RAW_CURVES = 4
 """Most curves of a panel that are also drawn unsmoothed."""
@@ -150,7 +150,7 @@ def _make_learner_panels(reports: Sequence[Report]) -> list[Panel]:
         (("informative",), "share of groups that are trained on"),
     ]
     panels = [_make_metrics_panel(reports, names, title) for names, title in charts]
-    # no curve of a learning rate or staleness that is constant: the configuration has it
+    # a constant learning rate or staleness needs no curve: the configuration states it
     fewest_values = {"learning rate": 2, "versions behind, oldest token": 2}
     return [panel for panel in panels if len(_collect_values(panel)) >= fewest_values.get(panel.title, 1)]
 

@@ -119,12 +119,13 @@ class Comparison:
     d: Interval | None
     """Cohen's d."""
     p: float
+    """Sign flips of clusters."""
     adjusted: float
-    """`p`, corrected for all comparisons (Holm)."""
+    """`p`, corrected for all `comparisons` (Holm)."""
     comparisons: int
     mcnemar: McNemar | None
     p_tasks: float
-    """Sign flips of tasks, corrected like `adjusted`: about these tasks alone."""
+    """P-value of sign flips by task, corrected like `adjusted`: it generalises to no other tasks."""
     smallest_shown: Interval | None
     """Smallest difference detectable with `power`."""
     power: float
@@ -149,7 +150,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class UnpairedComparison:
-    """Two published counts on the same tasks, over all possible overlaps of the solved ones."""
+    """Two published counts on the same tasks, over all possible overlaps of their solved tasks."""
 
     before: PublishedCount
     after: PublishedCount

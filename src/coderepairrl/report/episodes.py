@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from coderepairrl import registry, rewards
-from coderepairrl.errors import ConfigError
 from coderepairrl.printable import visible
 from coderepairrl.report.conversation import (
     Field,
@@ -103,6 +102,7 @@ def render_episode(view: EpisodeView, context: PageContext, group: Sequence[Epis
         open=view.ending == OPEN,
         consumed=view.consumed,
         advantage=view.advantage,
+        # opacity from 15 %, to show small advantages, to 70 %, to keep the tokens legible
         strength=f"{15 + 55 * min(1.0, abs(view.advantage or 0.0) / _FULL_COLOUR):.0f}%",
         group=group,
         turns=turns,
@@ -176,10 +176,7 @@ def describe_reward(reward: str) -> tuple[str, str]:
     """Read summary and details from a shipped reward's docstring; empty for others."""
     if reward not in rewards.SHIPPED:
         return "", ""
-    try:
-        text = inspect.cleandoc(registry.resolve_class("reward", reward, rewards.SHIPPED).__doc__ or "")
-    except ConfigError:
-        return "", ""
+    text = inspect.cleandoc(registry.resolve_class("reward", reward, rewards.SHIPPED).__doc__ or "")
     summary, _, details = text.partition("\n")
     return summary, details.strip()
 

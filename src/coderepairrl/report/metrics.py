@@ -28,7 +28,8 @@ from coderepairrl.types import Ending, Episode, Task, ToolCall
 PER_PATCH = "_per_patch"
 PER_TOOL = "tool_success/"
 SIMILARITIES = ("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity", "file_match")
-_EDITS = frozenset({"apply_patch", "edit", "patch", "write"})
+_EDITS = frozenset({"apply_patch", "edit", "patch", "write"})  # tools
+# programs that print files
 _READERS = frozenset({"awk", "cat", "diff", "egrep", "grep", "head", "less", "more", "nl", "rg", "sed", "tail", "wc"})
 _FILE = re.compile(r"[\w./@+-]*\w\.[A-Za-z]\w{0,9}")  # a path with an extension
 _MAX_COMMAND_CHARS = 10_000  # that are split into words
@@ -86,7 +87,7 @@ def solved(attempt: AttemptData) -> float | None:
 
 
 def exact(attempt: AttemptData) -> float | None:
-    """1 for the same files as the reference makes, trailing white space aside."""
+    """1 if the patch results in the same files as the reference, trailing white space aside."""
     reference = _identify_patch(attempt.reference)
     return None if reference is None else float(_identify_patch(attempt.episode.patch) == reference)
 
@@ -303,6 +304,7 @@ _ORDER = {metric.name: number for number, metric in enumerate(METRICS)}
 _NO_SHARES = {metric.name for metric in METRICS if metric.unit != "share"}
 COUNTS = MEASURED_COUNTS | _NO_SHARES | {name + PER_PATCH for name in _NO_SHARES}
 MEDIANS = frozenset(metric.name for metric in METRICS if metric.median)
+# the metrics that slices of the tasks summarise, and no others
 HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits", "file_recall", "actions")
 
 

@@ -249,7 +249,7 @@ def _read_earlier_limits(folder: RunFolder, step: int) -> dict[str, Any]:
         return {}
     changes = [change for change, _ in Tail(folder.log).records("change")]
     later = [change for change in changes if change["step"] >= step and _is_limit(change["key"])]
-    return {change["key"]: change["old"] for change in reversed(later)}  # the earliest of them wins
+    return {change["key"]: change["old"] for change in reversed(later)}  # the earliest change of a key wins
 
 
 def _describe_environments(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:

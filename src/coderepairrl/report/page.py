@@ -29,7 +29,7 @@ from coderepairrl.stats.intervals import Interval
 from coderepairrl.stats.measures import COUNTS, Pairs
 from coderepairrl.types import Episode
 
-_HEADLINES = ("tests", "reward")  # measures of the verdict, which is on the first that was measured
+_HEADLINES = ("tests", "reward")  # a verdict is about the first of these that was measured
 _AGAIN = "Training tasks visited again, first and last time"
 
 

@@ -33,7 +33,7 @@ class JudgedEpisode:
 
 @dataclass(slots=True)
 class OutputSample:
-    """Last output without a patch, or a fault; `count` attempts ended alike."""
+    """Last output of an attempt without a patch, or a fault; `count` attempts ended alike."""
 
     end: str
     count: int = 0

@@ -1,4 +1,4 @@
-"""One reading of a run's log: its records, and its episodes as rows to filter and sort."""
+"""A run's log, read once: its records, and its episodes as rows to filter and sort."""
 
 from __future__ import annotations
 
@@ -110,8 +110,9 @@ class EpisodeRows:
         self.sessions: list[tuple[float, float]] = []
         """Start and end (Unix seconds) of each process."""
         self.tries: Counter[tuple[str, int]] = Counter()
-        """Episode counts by (group, attempt)."""
+        """Started episodes by (group, attempt), several after retries."""
         self.accounts = AccountBuilder()
+        # time of the first episode in this process, by (phase, step)
         self._open_since: dict[tuple[str, int], float] = {}
         self.follower = follower
         self._one_advantage = one_advantage

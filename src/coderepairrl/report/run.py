@@ -41,13 +41,14 @@ _REST_FACTOR = 20  # pause after analysing a growing run, in durations of that a
 
 
 class RunPages:
-    """Pages of the run folder at `path`. Raises `UsageError` if it is none."""
+    """Pages of the run folder at `path`. Raises `UsageError` for other folders."""
 
     def __init__(self, path: Path) -> None:
         self.folder = open_run(path)
         self.name = path.resolve().name
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
         self._texts: dict[str, str] = {}
+        # size of the analysed log, time from which it may be analysed again, and its report
         self._report: tuple[int, float, Report] | None = None
         self.rows = EpisodeRows(
             Follower(self.folder.log), one_advantage=not (self._settings and self._settings.train.value_head)
@@ -178,7 +179,7 @@ class RunPages:
 
     @cached_property
     def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
-        """Decoder of ids, and a notice without a tokenizer."""
+        """Decoder of ids, and a notice if it has no tokenizer."""
         model = self._settings.model.path if self._settings else ""
         places = [self.folder.path / "model", *sorted(self.folder.checkpoints.glob("[0-9]*"))]
         with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so

@@ -48,7 +48,9 @@ def send_metrics(run: Path, name: str, *, more: Callable[[], bool] = lambda: Fal
                 is_last = not more()  # asked before reading: the last round sends all that the run logged
                 for record, end in log.records("step", "eval"):
                     send(flatten_record(record), record["step"], record["time"])
-                    _write_position(mark, end)
+                    # one write of constant length: an empty file would send everything again
+                    os.pwrite(mark.fileno(), b"%-20d" % end, 0)
+                    os.fsync(mark.fileno())
                     sent += 1
                 if is_last:
                     return sent
@@ -95,12 +97,6 @@ def _parse_position(written: bytes, mark: Path, size: int) -> int:
             fix="write the number of bytes that the tracker has, or remove the file to send everything again",
         )
     return int(written.strip() or 0)
-
-
-def _write_position(mark: IO[bytes], end: int) -> None:
-    # one write of constant length: an empty file would send everything again
-    os.pwrite(mark.fileno(), b"%-20d" % end, 0)
-    os.fsync(mark.fileno())
 
 
 class TrackedRun(NamedTuple):

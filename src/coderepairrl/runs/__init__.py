@@ -41,7 +41,7 @@ from coderepairrl.version import __version__
 
 __all__ = ["Log", "RunFolder", "Tail", "logged_episodes", "open_run"]
 SCHEMA = 3
-_PACKAGES = (
+_PACKAGES = (  # whose versions run.json records
     *("torch", "transformers", "tokenizers", "safetensors", "renderers", "numpy"),
     *("peft", "accelerate", "deepspeed", "bitsandbytes"),
 )

@@ -59,7 +59,7 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.sampled = 0
+        self.sampled = 0  # tokens of the turns written so far
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
@@ -336,7 +336,7 @@ def _summarise_line(line: bytes) -> Record:
     if match := _TURN_START.match(line):
         strip_checksum(line.rstrip(b"\n"))
         start = line.find(_VERSIONS, match.end())  # no free text before it could hold the same
-        ends = _RANGE_END.findall(line, start, line.find(b"]", start))
+        ends = _RANGE_END.findall(line, start, line.find(b"]", start))  # the last range ends with the last token
         return {"type": "turn", "episode": json.loads(match[1]), "sampled": int(ends[-1]) if ends else 0}
     record = parse_record(line)
     if record["type"] == "turn":

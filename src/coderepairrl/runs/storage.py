@@ -124,7 +124,7 @@ def find_damage(folder: Path) -> str:
 
 
 def find_changed_file(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], bool] = lambda: False) -> str:
-    """Description of a file in `folder` without the `known` SHA-256, or ""."""
+    """Description of a file in `folder` whose SHA-256 is not the `known` one, or ""."""
     try:
         actual = hash_files((folder / name for name in known), stopped=stopped)
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL

@@ -1,12 +1,12 @@
 """95 % intervals for means, shares and paired differences, and a sign-flip test, all by whole clusters.
 
-The variance of a mean is estimated from G clusters, as that of a ratio, with G / (G - 1), but never below that of
+The variance of a mean is that of a ratio estimator over G clusters, times G / (G - 1), but never below that of
 independent values; quantiles are Student's with G - 1 degrees of freedom (Korn and Graubard 1998). Shares (means of
 values in [0, 1]) have Wilson's score interval (1927), differences of two shares Tango's (1998), both for the effective
 number of observations: p (1 - p) over the variance. These hold for few clusters and small p, unlike a percentile
 bootstrap (Dean and Pagano 2015; tests/stats/test_coverage.py), but not for rare shares of strongly clustered values.
 
-Equal shares are one observation per cluster. One cluster, or equal values other than shares, are too few.
+Equal shares count as one observation per cluster. One cluster, or equal values that are no shares, have no interval.
 
 Wilson 1927: J. Am. Stat. Assoc. 22, 209. Korn, Graubard 1998: Surv. Methodol. 24, 193. Tango 1998: Stat. Med. 17, 891.
 Dean, Pagano 2015: J. Surv. Stat. Methodol. 3, 484.
@@ -28,7 +28,7 @@ from coderepairrl.types import Episode
 
 TOO_FEW = "too few"
 
-_FLIPS, _EXACT = 10_000, 12  # random sign flips; clusters up to which all are tried
+_FLIPS, _EXACT = 10_000, 12  # random sign flips; most clusters of which all flips are tried
 _Z = NormalDist().inv_cdf(0.975)
 _ROUNDING = 1e-12
 ALIKE = 5e-4
@@ -194,7 +194,7 @@ def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
     """
     linear = (2 * pairs + lost - gained) * d - lost - gained
     root = math.sqrt(max(0.0, linear * linear + 8 * pairs * lost * d * (1 - d)))
-    worse = (root - linear) / (4 * pairs)  # maximum-likelihood probability; of getting better: worse + d
+    worse = (root - linear) / (4 * pairs)  # most likely probability of getting worse; of getting better: worse + d
     return max(0.0, 2 * worse + d - d * d)
 
 

@@ -90,7 +90,7 @@ def _call_cost(turn: Turn, lengths: list[int]) -> Cost:
 COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
 """Numbers per episode; other measures are shares where all values lie in [0, 1]."""
 
-
+# measures besides scores
 NAMES = ("reward", "empty_patches", "limit", "crash", "turns", "sampled_tokens", "calls", "tool_success")
 
 
@@ -314,7 +314,8 @@ class Notes:
 
 def fit_one_line(text: str, widest: int = _WIDEST) -> str:
     """Put `text` on one printable line, cut at `widest`."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text[: 8 * widest]).split())
+    excerpt = text[: 8 * widest]  # of a long text; white space leaves less of it
+    line = " ".join("".join(char if char.isprintable() else " " for char in excerpt).split())
     return line if len(line) <= widest else line[: widest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 

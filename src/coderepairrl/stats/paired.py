@@ -106,6 +106,7 @@ def _draw_clusters(clusters: int) -> Array:
 
 
 def _compute_drawn_means(sums: Array, counts: Array) -> Array:
+    # the last row of `sums` counts the tasks of each cluster
     drawn = sums @ counts.T
     return np.asarray(drawn[:-1] / drawn[-1])
 

@@ -1,7 +1,7 @@
 """Power of comparisons: the smallest detectable difference, and the tasks needed.
 
 A paired comparison of n tasks tests the mean of their differences D at a two-sided level of 5 %. Power is that of the
-normal approximation, with variance E[D²] in the test, and E[D²] - effect² in the draws: with one attempt per task,
+normal approximation, with variance E[D²] under the null hypothesis, else E[D²] - effect²: with one attempt per task,
 Connor's formula for McNemar's test (1987, Biometrics 43, 207).
 
 The design effect is the variance of whole clusters over that of independent tasks.
@@ -19,7 +19,7 @@ from coderepairrl.stats.intervals import Interval, estimate_mean, find_end, mean
 
 ALPHA, POWER = 0.05, 0.8
 _LEAST = 6
-"""Fewest tasks, all changed for the better, for a two-sided exact test: 2 * 0.5 ** 6 < 0.05."""
+"""Fewest tasks for a two-sided exact test, if all change for the better: 2 * 0.5 ** 6 < 0.05."""
 
 
 def needed_tasks(
@@ -27,7 +27,7 @@ def needed_tasks(
 ) -> float:
     """Tasks that show a mean difference of `effect`, given the mean `square` of a task's difference (E[D²]).
 
-    `design` is the design effect; with `freedom` the test is Student's.
+    `design` is the design effect; with `freedom` quantiles are Student's.
     """
     level, miss = _quantiles(power, freedom)
     square = max(square, effect)

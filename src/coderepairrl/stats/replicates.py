@@ -43,7 +43,7 @@ class Replicated(NamedTuple):
     """Degrees of freedom of the variance; None where all values are equal."""
 
 
-class _Spread(NamedTuple):
+class _Estimate(NamedTuple):
     mean: float
     variance: float
     freedom: float
@@ -57,11 +57,11 @@ def mean_of_replicates(rows: Rows, clusters: Sequence[Hashable], *, share: bool)
     >>> print(mean_of_replicates([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
     0.625 [0.118, 0.954]
     """
-    spread = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
-    if not share or spread.clusters < 2:
-        return _use_student(rows, spread)
-    interval = share_interval(spread.mean, spread.variance, spread.clusters, spread.freedom)
-    return _make_replicated(rows, spread, interval)
+    estimate = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
+    if not share or estimate.clusters < 2:
+        return _use_student(rows, estimate)
+    interval = share_interval(estimate.mean, estimate.variance, estimate.clusters, estimate.freedom)
+    return _make_replicated(rows, estimate, interval)
 
 
 def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
@@ -71,45 +71,45 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
     0.625 [-0.532, 0.954]
     """
     rows = [[y - x for x, y in zip(first, last, strict=True)] for first, last in zip(before, after, strict=True)]
-    spread = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
-    if not share or spread.clusters < 2:
-        return _use_student(rows, spread)
+    estimate = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
+    if not share or estimate.clusters < 2:
+        return _use_student(rows, estimate)
     differences = [value for row in rows for value in row]
-    lost, gained, pairs = count_effective_pairs(differences, spread.mean, spread.variance, spread.clusters)
-    freedom = spread.freedom if spread.variance else None
+    lost, gained, pairs = count_effective_pairs(differences, estimate.mean, estimate.variance, estimate.clusters)
+    freedom = estimate.freedom if estimate.variance else None
     _, low, high = tango_interval(lost, gained, pairs, student_quantile(freedom))
     error = math.sqrt(tango_variance(0.0, lost, gained, pairs) / pairs)
     smallest: Interval | None
     if freedom is None:
-        smallest_of_equal = smallest_detectable(spread.clusters, 0.0)
+        smallest_of_equal = smallest_detectable(estimate.clusters, 0.0)
         smallest = None if smallest_of_equal is None else Interval(smallest_of_equal, None, None)
     else:
-        smallest = smallest_detectable_interval(spread.variance, freedom)
+        smallest = smallest_detectable_interval(estimate.variance, freedom)
         # shares differ by 1 at most
         smallest = None if smallest.value > 1 else smallest._replace(high=min(1.0, smallest.high or 1.0))
     return _make_replicated(
-        rows, spread, Interval(spread.mean, low, high), _two_sided_p(spread.mean, error, freedom), smallest
+        rows, estimate, Interval(estimate.mean, low, high), _two_sided_p(estimate.mean, error, freedom), smallest
     )
 
 
-def _use_student(rows: Rows, spread: _Spread) -> Replicated:
-    if spread.clusters < 2 or spread.variance == 0:
-        return _make_replicated(rows, spread, Interval(spread.mean, None, None))
-    error = math.sqrt(spread.variance)
-    half = student_quantile(spread.freedom) * error
-    interval = Interval(spread.mean, spread.mean - half, spread.mean + half)
-    smallest = smallest_detectable_interval(spread.variance, spread.freedom)
-    return _make_replicated(rows, spread, interval, _two_sided_p(spread.mean, error, spread.freedom), smallest)
+def _use_student(rows: Rows, estimate: _Estimate) -> Replicated:
+    if estimate.clusters < 2 or estimate.variance == 0:
+        return _make_replicated(rows, estimate, Interval(estimate.mean, None, None))
+    error = math.sqrt(estimate.variance)
+    half = student_quantile(estimate.freedom) * error
+    interval = Interval(estimate.mean, estimate.mean - half, estimate.mean + half)
+    smallest = smallest_detectable_interval(estimate.variance, estimate.freedom)
+    return _make_replicated(rows, estimate, interval, _two_sided_p(estimate.mean, error, estimate.freedom), smallest)
 
 
 def _make_replicated(
-    rows: Rows, spread: _Spread, interval: Interval, p: float | None = None, smallest: Interval | None = None
+    rows: Rows, estimate: _Estimate, interval: Interval, p: float | None = None, smallest: Interval | None = None
 ) -> Replicated:
-    freedom = spread.freedom if spread.variance else None
-    return Replicated(interval, p, smallest, len(rows), len(rows[0]), spread.clusters, freedom)
+    freedom = estimate.freedom if estimate.variance else None
+    return Replicated(interval, p, smallest, len(rows), len(rows[0]), estimate.clusters, freedom)
 
 
-def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
+def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Estimate:
     """Mean and variance, which is 0 where values differ by at most `alike`."""
     if not rows or not clusters or any(len(row) != len(clusters) for row in rows):
         raise ValueError("replicates need seeds, tasks, and a value of each seed for each task")
@@ -119,12 +119,12 @@ def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -
     of_tasks = estimate_mean(per_task, clusters, alike)
     mean, number = of_tasks.mean, of_tasks.clusters
     if seeds == 1:
-        return _Spread(mean, of_tasks.variance, number - 1.0, number)
+        return _Estimate(mean, of_tasks.variance, number - 1.0, number)
     if max(map(max, rows)) - min(map(min, rows)) <= max(alike, 1e-12):
-        return _Spread(mean, 0.0, 0.0, number)
+        return _Estimate(mean, 0.0, 0.0, number)
     between = math.fsum((each - mean) ** 2 for each in per_seed) / (seeds - 1) / seeds
     if number < 2:
-        return _Spread(mean, between, seeds - 1.0, number)
+        return _Estimate(mean, between, seeds - 1.0, number)
     # sums by seed and cluster of what neither the seed nor the task explains: their interaction
     sums: dict[tuple[int, Hashable], float] = {}
     for seed, row in enumerate(rows):
@@ -134,9 +134,9 @@ def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -
     interaction *= number / (number - 1) * seeds / (seeds - 1)
     task_variance = max(0.0, of_tasks.variance - interaction)
     if between + task_variance <= of_tasks.variance:
-        return _Spread(mean, of_tasks.variance, number - 1.0, number)
+        return _Estimate(mean, of_tasks.variance, number - 1.0, number)
     freedom = (between + task_variance) ** 2 / (between**2 / (seeds - 1) + task_variance**2 / (number - 1))
-    return _Spread(mean, between + task_variance, freedom, number)
+    return _Estimate(mean, between + task_variance, freedom, number)
 
 
 def _two_sided_p(mean: float, error: float, freedom: float | None) -> float:

@@ -233,7 +233,7 @@
 
   const showErrors = (wrong) => {
     byId("wrong").hidden = !wrong.length;
-    byId("wrong").textContent = wrong.length ? `Not understood: ${wrong.join(" ")} (? shows what can be asked)` : "";
+    byId("wrong").textContent = wrong.length ? `Not understood: ${wrong.join(" ")} (press ? for help)` : "";
   };
 
   // the page's address keeps the state, for links and the browser's way back

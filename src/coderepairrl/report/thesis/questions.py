@@ -22,7 +22,7 @@ from coderepairrl.stats.paired import adjust_holm, bootstrap, divide
 from coderepairrl.stats.power import ALPHA
 
 _MAX_COMMANDS = 3
-"""Maximum of commands named in an answer, each for shares that rose and that fell."""
+"""Most commands that an answer names: of those used more, and of those used less."""
 _LONGEST_NAME = 24
 _NEAR_PEAK = 0.1
 """Share of the peak that a plateau may lose."""

@@ -22,7 +22,7 @@ _READERS: Mapping[str, Reader] = {
     "mini-swe-agent": formats.read_mini_swe_agent,
     "atif": formats.read_atif,
 }
-_ENDINGS: Mapping[str, tuple[str, ...]] = {
+_FILE_ENDINGS: Mapping[str, tuple[str, ...]] = {
     "openhands": (".jsonl", ".jsonl.gz", ".parquet", ".json"),
     "swe-agent": (".traj", ".jsonl", ".jsonl.gz", ".parquet"),
     "mini-swe-agent": (".traj.json", ".jsonl", ".parquet"),
@@ -66,7 +66,7 @@ def read_trajectories(form: str, path: Path, window: LogFilter | None = None) ->
         raise UsageError(
             "a time window or a model selects logs of nano only", fix="leave them out, or read the format nano"
         )
-    endings = _ENDINGS[form]
+    endings = _FILE_ENDINGS[form]
     files = sorted(each for each in path.rglob("*") if each.name.endswith(endings)) if path.is_dir() else [path]
     if not files or not path.exists():
         raise UsageError(f"{path} has no trajectories", fix=f"{form} is read from {', '.join(endings)}")

@@ -15,7 +15,12 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import format_count
 from coderepairrl.report.analysis import LESS_IS_BETTER
-from coderepairrl.report.comparison import ComparisonOptions, find_differing_settings, restrict_to_common
+from coderepairrl.report.comparison import (
+    ComparisonOptions,
+    find_differing_settings,
+    list_void_attempts,
+    restrict_to_common,
+)
 from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import Outcomes, PublishedCount, read_outcomes
 from coderepairrl.report.reading import to_plain_data
@@ -138,12 +143,7 @@ def _read_arm_outcomes(arm: str, seed: int, path: Path, question: ArmQuestion) -
 
 def _list_omissions(question: ArmQuestion, runs_read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
     every_task = {task for each in runs_read.values() for task in [*each.values, *each.missing]}
-    notes = [
-        f"{question.name}: {each.name}: {format_count(each.void, 'attempt')} void by an infrastructure fault, not"
-        " measured."
-        for each in runs_read.values()
-        if each.void
-    ]
+    notes = [f"{question.name}: {note}" for note in list_void_attempts(runs_read.values())]
     if left_out := len(every_task) - len(tasks):
         notes.append(f"{question.name}: {format_count(left_out, 'task')} left out: some run has no value for them.")
     return notes

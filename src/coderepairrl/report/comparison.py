@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -329,17 +329,22 @@ def list_caveats(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]
     caveats = []
     if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
         caveats.append(f"No record of limits or task contents for {', '.join(unknown)}: both are assumed equal.")
-    caveats += [
-        f"{each.name}: {format_count(each.void, 'attempt')} void by an infrastructure fault, not measured."
-        for each in policies
-        if each.void
-    ]
+    caveats += list_void_attempts(policies)
     if comparisons and (clusters := min(each.clusters for each in comparisons)) < _FEWEST_CLUSTERS:
         caveats.append(
             f"No permutation test of {format_count(clusters, 'cluster')} has a p-value below 0.05, so no difference can"
             " be claimed."
         )
     return caveats
+
+
+def list_void_attempts(policies: Iterable[Outcomes]) -> list[str]:
+    """A note for each policy with void attempts."""
+    return [
+        f"{each.name}: {format_count(each.void, 'attempt')} void by an infrastructure fault, not measured."
+        for each in policies
+        if each.void
+    ]
 
 
 # -- episodes of runs

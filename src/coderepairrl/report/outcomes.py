@@ -196,8 +196,10 @@ def _read_metrics(
 
 def _choose_evaluation(folder: RunFolder, which: str) -> str:
     # `which`: NAME-STEP, NAME (its last), STEP (of ``eval``, if it has one), or empty
-    names = sorted(path.stem for path in (folder.path / "episodes").glob("*.jsonl"))
-    names = [name for name in names if not name.startswith("train-") and name.rpartition("-")[2].isdigit()]
+    stems = sorted(path.stem for path in (folder.path / "episodes").glob("*.jsonl"))
+    steps = {stem: int(step) for stem in stems if (step := stem.rpartition("-")[2]).isdecimal()}
+    evaluations = {name: name.rpartition("-")[0] for name in steps if not name.startswith("train-")}
+    names = list(evaluations)
     if not names:
         sessions = Tail(folder.log).records("start", "end", "stop") if folder.log.exists() else ()
         is_finished = [record["type"] for record, _ in sessions][-1:] == ["end"]
@@ -207,11 +209,11 @@ def _choose_evaluation(folder: RunFolder, which: str) -> str:
             fix=f"{resume}measure its policy: crrl eval SOURCE --policy {folder.path}",
         )
     if not which:
-        which = "eval" if any(name.rpartition("-")[0] == "eval" for name in names) else names[-1].rpartition("-")[0]
+        which = "eval" if "eval" in evaluations.values() else evaluations[names[-1]]
     if which in names:
         return which
-    by_name = [name for name in names if name.rpartition("-")[0] == which]
-    by_step = [name for name in names if which.isdigit() and int(name.rpartition("-")[2]) == int(which)]
+    by_name = [name for name in names if evaluations[name] == which]
+    by_step = [name for name in names if which.isdigit() and steps[name] == int(which)]
     matches = by_name[-1:] or [name for name in by_step if name.startswith("eval-")] or by_step
     if len(matches) != 1:
         raise UsageError(
@@ -292,7 +294,11 @@ def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
         return _read_harness_reports(path, [path], which, metric)
     rows = [
         LogRow(
-            f"{path}:{number}", _get_task_id(path, number, row), _get_policy_name(row), row, attempt=row.get("attempt")
+            f"{path}:{number}",
+            _get_task_id(path, number, row),
+            next((str(row[key]) for key in _POLICY_FIELDS if row.get(key)), ""),
+            row,
+            attempt=row.get("attempt"),
         )
         for number, row in _parse_json_rows(path, text)
     ]
@@ -356,10 +362,6 @@ def _get_task_id(path: Path, number: int, row: Mapping[str, Any]) -> str:
     if not isinstance(name, str):
         raise UsageError(f"{path}:{number} names no task", fix=f"give it one of the fields {', '.join(_TASK_FIELDS)}")
     return name
-
-
-def _get_policy_name(row: Mapping[str, Any]) -> str:
-    return next((str(row[key]) for key in _POLICY_FIELDS if row.get(key)), "")
 
 
 def _get_metric_value(row: LogRow, metric: str) -> float:

@@ -101,7 +101,7 @@ def hash_concatenated(files: Iterable[Path]) -> str:
     sha = hashlib.sha256()
     for file in files:
         with file.open("rb") as data:
-            hashlib.file_digest(data, lambda: sha)
+            hashlib.file_digest(data, lambda: sha)  # updates `sha`, instead of a new hash
     return sha.hexdigest()
 
 

@@ -40,8 +40,7 @@ _EMPTY_HEIGHT = 96
 """Height of panels that have nothing to show."""
 _MAX_STACK_WIDTH, _MAX_BAR_WIDTH = 36.0, 30.0
 _FOREST_WIDTH, _FOREST_HEIGHT = 150, 18
-_MAX_LABEL = 24
-"""Most characters of the label of a row."""
+_MAX_ROW_LABEL = 24  # characters
 _VARIABLE = re.compile(r"var\((--[\w-]+)\)")  # use of a CSS variable
 # colours of the light theme by CSS variable
 _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
@@ -212,7 +211,7 @@ def _draw_stack(visible: Sequence[Series], frame: _Frame) -> str:
 
 def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
     ticks = _choose_value_ticks(panel, visible)
-    labels = [shorten_label(label, _MAX_LABEL) for label in panel.labels]
+    labels = [shorten_label(label, _MAX_ROW_LABEL) for label in panel.labels]
     left, right, bottom = 18 + LETTER * max(map(len, labels)), WIDTH - _RIGHT, HEIGHT - _BOTTOM
     pitch = (bottom - top) / len(labels)
 

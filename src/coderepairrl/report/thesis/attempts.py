@@ -48,7 +48,6 @@ class Attempt:
     resolved: bool | None
     """None if no test ran."""
     empty: bool
-    """Whether the patch is empty."""
     patch: str
     """First 12 digits of the patch's SHA-256; empty for an empty patch."""
     turns: int

@@ -19,8 +19,7 @@ from coderepairrl.types import Episode
 
 _WINDOW = 20
 """Most steps of a rolling mean, as in the thesis."""
-_ROWS = 12
-"""Most bars in a panel."""
+_MAX_BARS = 12  # in a panel
 _CURVES = ("reward", "reward_std", "tool_success")
 _STABILITY = ("reward", "learn/grad_norm", "learn/clip_low", "learn/clip_high", "learn/kl")
 _SLIDES = "slides of the thesis' defence"
@@ -147,7 +146,7 @@ def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
         bars = [
             (f"{each.evaluation} after step {each.step}", each.value, each.low, each.high) for each in run_estimates
         ]
-        parts = (bars[start : start + _ROWS] for start in range(0, len(bars), _ROWS))
+        parts = (bars[start : start + _MAX_BARS] for start in range(0, len(bars), _MAX_BARS))
         panels += [_draw_bars(run.name, part, colour=colour, top=top) for part in parts]
     counts = join_first(sorted({str(each.n) for each in estimates}), 9)
     caption = f"Means of {measure} with 95 % intervals clustered by task; n = {counts} attempts."

@@ -35,8 +35,7 @@ _CHANGED, _HIGH = 0.1, 0.5
 _KINDS = ("improved", "declined", "steady high", "steady low")
 _EXTREME_SHARE = 0.1
 """Share of the tasks that are listed as hardest, and as easiest."""
-_MOST_UNSOLVED = 20
-"""Most tasks that are listed as never solved."""
+_MAX_UNSOLVED = 20  # listed tasks
 
 
 def make_task_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
@@ -173,7 +172,7 @@ def _list_extremes(run: ThesisRun) -> Figure:
     count = max(1, round(_EXTREME_SHARE * len(tasks)))
     tested = [row for row in tasks if row.resolved_share is not None]
     unsolved = sorted((row for row in tested if not row.resolved_share), key=lambda row: -row.attempts)
-    kinds = {"hardest": tasks[:count], "easiest": tasks[: -count - 1 : -1], "never solved": unsolved[:_MOST_UNSOLVED]}
+    kinds = {"hardest": tasks[:count], "easiest": tasks[: -count - 1 : -1], "never solved": unsolved[:_MAX_UNSOLVED]}
     mean = measure_interval("reward", [row.mean_reward for row in tasks], [row.task for row in tasks])
     caption = (
         f"The {100 * _EXTREME_SHARE:g} % of the tasks with the lowest and with the highest mean reward, {count:,} of "
@@ -184,7 +183,7 @@ def _list_extremes(run: ThesisRun) -> Figure:
         share = wilson_interval(len(unsolved), len(tested))
         caption += (
             f"Never solved: {len(unsolved):,} of {format_count(len(tested), 'tested task')}, {share} (Wilson's 95 % "
-            f"interval); at most {_MOST_UNSOLVED} are listed, those with the most attempts."
+            f"interval); at most {_MAX_UNSOLVED} are listed, those with the most attempts."
         )
     else:
         caption += "No attempt was tested, so which tasks were never solved is unknown."

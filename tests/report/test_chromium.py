@@ -1,7 +1,6 @@
-"""Pages in a real browser: of a hostile run nothing runs and the pages stay whole; what a page promises it does.
+"""Pages in a real browser: no text of a hostile run is executed or breaks a page, and keys, filters and views work.
 
-The pages allow no scripts but their own; here that is taken away as well, so that it is the escaping that is seen to
-hold.
+The content security policy of the pages is removed, so that only the escaping protects them.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ async def tab(browser: str) -> AsyncIterator[chromium.Tab]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every kind of page, without its policy."""
+    """Every kind of page, without its content security policy."""
     folder = tmp_path_factory.mktemp("runs")
     made = [write_hostile_run(folder / ATTACKS[1].replace("/", ""), EVIL), write_hostile_run(folder / "long", LONG)]
     out = folder / "pages"
@@ -170,7 +169,7 @@ async def test_a_list_is_filtered_sorted_and_walked_by_keys(tab: chromium.Tab, t
     entries = (await tab.send("Page.getNavigationHistory"))["entries"]
     await tab.send("Page.navigateToHistoryEntry", entryId=entries[-3]["id"])
     await tab.until("document.getElementById('count')?.textContent.includes(' of ')")
-    assert "sort=-reward" in await tab.js("location.hash"), "the list is as it was left"
+    assert "sort=-reward" in await tab.js("location.hash"), "the list keeps its filter and order"
     await tab.press("2")
     await tab.until("document.querySelector('[data-view=groups]').getAttribute('aria-pressed') === 'true'")
     assert await tab.js("document.querySelector('.dots').children.length") >= 4

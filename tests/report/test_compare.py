@@ -1,4 +1,4 @@
-"""crrl compare and the questions of arms: what is read, refused and claimed, and how it is printed."""
+"""`crrl compare` and the questions of arms: inputs, refused comparisons, claims, and output formats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = [f"task{at}" for at in range(40)]
 
 
 def write_chosen_pairs(tmp_path: Path) -> Path:
-    """The part of them that tests may look at."""
+    """Write the pairs of the part ``choose``, the only ones that tests may use."""
     need(PAIRS.exists(), f"{PAIRS} is missing")
     lines = gzip.decompress(PAIRS.read_bytes()).splitlines()
     rows = [line for line in lines if json.loads(line)["part"] == "choose"]
@@ -163,7 +163,7 @@ def test_a_difference_is_claimed_by_interval_and_test_together(tmp_path: Path) -
 
 
 def test_what_holds_for_these_tasks_need_not_hold_for_other_repositories(tmp_path: Path) -> None:
-    """All that is won is won in one of ten repositories."""
+    """All gains are in one of ten repositories."""
     worse, better = (
         write_outcomes(tmp_path / "a.jsonl", [0] * 80),
         write_outcomes(tmp_path / "b.jsonl", [1] * 8 + [0] * 72),
@@ -204,7 +204,7 @@ def test_outcomes_that_never_vary_have_intervals_of_some_width_or_none(
 ) -> None:
     files = write_outcomes(tmp_path / "a.jsonl", [a] * count), write_outcomes(tmp_path / "b.jsonl", [b] * count)
     for options in ((), ("--cluster", "task")):
-        [pair] = compare_as_json(*files, *options)["comparisons"]  # which has no NaN
+        [pair] = compare_as_json(*files, *options)["comparisons"]  # parsing rejects NaN
         for name in ("early", "late", "change", "bootstrap", "d", "smallest_shown"):
             if found := pair[name]:
                 assert (found["low"] is None and found["high"] is None) or found["low"] < found["high"]

@@ -1,4 +1,4 @@
-"""Pages, written or live, show every token with what became of it, whatever a hostile model wrote."""
+"""Pages, written or live, show every token and whether it was trained, and hostile text stays inert."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(1)><!--
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Ids are bytes."""
+    """Decode ids that are bytes."""
     return bytes(ids).decode(errors="replace")
 
 
@@ -137,7 +137,7 @@ def test_patch_scores_and_timings_are_shown() -> None:
     assert '<code class="add">+new \ufffd</code>' in page and '<code class="add">+right</code>' in page
     assert "+1 \u22121" in page and "It is broken." in page
     assert "0.250" in page and "✓ checks passed" in page and "measured only" in page
-    assert "Similarity of the changed lines" in page and "Known weaknesses" in page, "what the reward is is explained"
+    assert "Similarity of the changed lines" in page and "Known weaknesses" in page, "the reward is explained"
     assert "generate 1.0 s" in page and "other 1.0 s" in page
 
 
@@ -310,7 +310,7 @@ def test_tokens_are_shown_as_they_were_used(run: RunFolder) -> None:
     assert list_states("b-00") == ["dropped flat_group"] * 3
     assert list_states("late-00") == ["sampled no step has consumed it"] * 3
     assert list_states("e-00") == ["sampled evaluation"] * 3, (
-        "an evaluation is not thrown away: nothing is struck through"
+        "tokens of an evaluation are not dropped: nothing is struck through"
     )
     assert list_states("open-00") == ["sampled open"]
     assert "No tokenizer" not in site.page("run/episode/a-00.html")

@@ -1,4 +1,4 @@
-"""Logs of other programs in `crrl compare`: their own means, and what they lack, are what it says."""
+"""Logs of other programs in `crrl compare`: it reproduces their means, and names missing data."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_an_unscored_sample_is_void_and_other_data_sets_are_refused(tmp_path: Pa
 
 
 def test_systems_in_the_folders_of_swe_bench(tmp_path: Path) -> None:
-    """One that the harness ran among others, and one of the leaderboard, with what lies beside its list."""
+    """One of several that the harness ran, and one of the leaderboard, with the other files of its folder."""
     ids = [f"django__django-{at}" for at in range(4)]
     for system, solved in (("one", 1), ("two", 2)):
         for at, task in enumerate(ids):

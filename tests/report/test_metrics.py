@@ -1,4 +1,4 @@
-"""Metrics of attempts against values worked out by hand, and what holds of any attempt."""
+"""Metrics of attempts against values computed by hand, and properties that hold for any attempt."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_the_reference_itself_is_right_in_everything() -> None:
 
 
 def test_localisation_of_a_patch_worked_out_by_hand() -> None:
-    """Of the reference's two files, functions and lines it changes one; beside it, another function of that file, and a
-    script. Its test is no place."""
+    """The patch changes one of the reference's two files, functions and lines, another function of that file, and a
+    script. Its test does not count."""
     patch = (
         make_diff(
             ("till.py", 5, "        self.total += n", "        self.total = n"),
@@ -93,7 +93,7 @@ def test_localisation_of_a_patch_worked_out_by_hand() -> None:
         "file_recall": 1 / 2, "file_precision": 1 / 2, "line_recall": 1 / 2, "line_precision": 1 / 3,
         "function_recall": 1 / 2, "function_precision": 1 / 3,  # Till.add of Till.add, Till.take, show.py itself
     })  # fmt: skip
-    assert found["exact"] == found["partial"] == 0, "the right places, and nothing of the right change"
+    assert found["exact"] == found["partial"] == 0, "right places, wrong changes"
     half = measure_attempt(
         make_attempt(make_diff(("till.py", 5, "        self.total += n", "        self.total += abs(n)")))
     )
@@ -222,7 +222,7 @@ CALLS = st.builds(
 def test_every_number_is_finite_and_in_its_range(
     patch: bytes, reference: bytes, calls: list[ToolCall], passed: bool | None, total: float
 ) -> None:
-    """Means, too, have an interval around them with some width, or none."""
+    """The interval of a mean contains it and has some width, or is missing."""
     scores = () if passed is None else (Score("tests", float(passed), passed=passed),)
     task = replace(TASK, reference=reference)
     first = replace(make_attempt(patch, tool_calls=tuple(calls), scores=scores).episode, timings={"total": total})

@@ -1,4 +1,4 @@
-"""A report and its figures say what the log says, and of one that is unfinished, torn or hostile what can be said."""
+"""Reports and figures agree with the log, also with one that is unfinished, torn or hostile."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     assert {name: change.change for name, change in whole.changes.items()} == expected
     assert whole.clusters == len(FUNCTIONS)
     assert whole.early["reward"].value == pytest.approx(sum(e.reward for e in before) / len(before))
-    for part in (whole, *slices):  # whatever only some episodes have, too
+    for part in (whole, *slices):  # also measures that only some episodes have
         for name, change in part.changes.items():
             assert part.late[name].value - part.early[name].value == pytest.approx(change.change.value), name
     shown = compare_first_and_last(run, 6)
@@ -164,7 +164,7 @@ def test_evaluation_time_counts_only_the_process_that_spent_it(tmp_path: Path) -
     lines = maker.folder.log.read_text().splitlines()
     spent = json.loads(lines[-1])["time"] - json.loads(lines[1])["time"]
     assert Site([maker.folder.path]).reports()[0].ledger["evaluation"] == pytest.approx(spent, abs=1e-3)
-    # Killed just before the record, resumed: the episodes are known, the evaluation is finished at once.
+    # Killed just before the `eval` record, then resumed: all episodes are logged, so the evaluation ends at once.
     maker.folder.log.write_text("\n".join([*lines[:-1], lines[0], lines[-1]]) + "\n")
     found = Site([maker.folder.path]).reports()[0]
     assert [e.step for e in found.evaluations] == [0] and found.ledger["evaluation"] == 0
@@ -181,7 +181,7 @@ def test_runs_side_by_side(run: Path, other: Path) -> None:
     assert set(changed) == {"train.lr", "run.seed", "run.steps", "agent.options.nudge"}
     (between,) = compare_runs(first, second)
     for side, alone in ((between.early, first.comparisons[0].late), (between.late, second.comparisons[0].late)):
-        everywhere = [name for name in side if not name.endswith("_per_patch")]  # else by which tasks both have it for
+        everywhere = [name for name in side if not name.endswith("_per_patch")]  # whose tasks may differ
         assert "tests" in everywhere and all(side[name] == alone[name] for name in everywhere)
 
 

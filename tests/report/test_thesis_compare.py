@@ -1,4 +1,4 @@
-"""Runs side by side, and the answers to the research questions, against pandas on what was exported and logged."""
+"""Runs side by side and answers to the research questions, recomputed by pandas from exports and logs."""
 
 from __future__ import annotations
 

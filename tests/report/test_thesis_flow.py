@@ -1,4 +1,4 @@
-"""Flow of commands, one episode's calls, and habits, against pandas on the tables beside them."""
+"""Flow of commands, one episode's calls, and habits, recomputed by pandas from the exported tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures about languages, tokens and tasks: each number again, by pandas from the exported tables."""
+"""Figures about languages, tokens and tasks: each number recomputed by pandas from the exported tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exported episodes say what the log says, as the packages of others read it, and hold no secrets."""
+"""Exported episodes, read by other packages, agree with the log and hold no secrets."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_turn(index: int, base: int | None, *messages: dict[str, Any], **more: A
 
 
 def make_forked_episode() -> Episode:
-    """A call whose history the client rewrites after its second reply, and a call for a title."""
+    """An episode whose client rewrites the history after the second reply, and asks for a title."""
     turns = (
         make_turn(0, None, USER, make_reply("Let me see", make_call("shell", '{"cmd": "ls"}'), reasoning_content="hm")),
         make_turn(1, 0, make_answer("a.py"), make_reply("", make_call("shell", "no JSON", 1))),

@@ -1,4 +1,4 @@
-"""A log that is followed gives the same records as one that is read, at every moment."""
+"""At any time, a `Follower` has yielded the records that a plain reading of the log yields."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_other_spacing_and_a_second_try_are_read(log: Path, tmp_path: Path) -> N
     follower, once = Follower(spaced), Follower(log)
     assert list(follower.records()) == [*once.records(), *Follower(log).records()]
     for episode in logged_episodes(read_records(log)):
-        assert follower.episode(episode.id) == episode, "of an episode that was begun again, only the last try"
+        assert follower.episode(episode.id) == episode, "only the last try of a repeated episode"
 
 
 def test_turns_are_there_before_the_verdict(log: Path, tmp_path: Path) -> None:

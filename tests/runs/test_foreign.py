@@ -1,4 +1,4 @@
-"""Files that others wrote are read whole, or refused with one kind of error."""
+"""Files of other programs are read whole, or rejected by a ValueError."""
 
 from __future__ import annotations
 

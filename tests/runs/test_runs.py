@@ -154,7 +154,7 @@ def test_a_torn_task_is_written_again_and_any_other_damage_is_named(run: RunFold
     whole = path.read_bytes()
     for end in (len(whole) - 1, len(whole) - 9, len(whole.splitlines(keepends=True)[0]) + 1):
         path.write_bytes(whole[:end])
-        assert run.tasks() == {"a": first}, "as the log: what a crash tore is not there"
+        assert run.tasks() == {"a": first}, "as in the log, a torn line is left out"
         run.add_tasks([first, second])
         assert path.read_bytes() == whole
     for damage in (b"{}", b"null", b"5", b"[1]", b"\xff", b"", b"nonsense", b"[" * 9999, whole.split(b"\n")[0][:-5]):

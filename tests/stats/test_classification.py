@@ -1,4 +1,4 @@
-"""Labels: accuracy, F1 and confusion, against values that others published and against plain counting."""
+"""Labels: accuracy, F1 and confusion, against published values and plain counting."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_class_that_is_never_given_has_no_precision_and_an_f1_of_0() -> None:
 
 
 def test_whole_clusters_are_drawn() -> None:
-    """Answers that say the same again are worth no more; one cluster alone gives no interval."""
+    """Copies of answers in the same clusters narrow no interval; a single cluster has none."""
     alone = make_answers("abababab", "aabbabba")
     again = [each._replace(task=f"{each.task}-{copy}") for copy in range(5) for each in alone]
     assert classify(again).macro_f1 == classify(alone).macro_f1
@@ -74,7 +74,7 @@ def test_whole_clusters_are_drawn() -> None:
 
 
 def test_two_policies_on_the_same_tasks() -> None:
-    """With one attempt at each task, differences are those of the scores; more attempts weigh no more."""
+    """With one attempt per task, differences are those of the scores; a task with more attempts has the same weight."""
     wanted = list("abcabcabcabc")
     random = Random(0)
     before = make_answers(wanted, [random.choice("abc") for _ in wanted])

@@ -1,7 +1,7 @@
-"""How often the 95 % intervals hold what they estimate, in seeded simulations of clustered attempts.
+"""How often the 95 % intervals contain the true value, in seeded simulations of clustered attempts.
 
 Attempts of a cluster share a probability that is drawn from a beta distribution (a Dirichlet one, for pairs that get
-worse, better, or stay) with intra-cluster correlation `icc`. 2,000 simulations tell a coverage to half a per cent.
+worse, better, or stay) with intra-cluster correlation `icc`. 2,000 simulations estimate a coverage to half a per cent.
 `python -m pytest tests/stats/test_coverage.py -s` prints the numbers.
 """
 
@@ -43,7 +43,7 @@ def draw_chances(rng: np.random.Generator, p: list[float], icc: float, clusters:
         (10, 1, 0.0, 0.1, 0.94),
         (10, 8, 0.3, 0.5, 0.93),
         (20, 4, 0.7, 0.98, 0.93),
-        (30, 4, 0.7, 0.05, 0.89),  # the least that is known
+        (30, 4, 0.7, 0.05, 0.89),  # the lowest coverage found
         (62, 4, 0.7, 0.1, 0.91),
     ],
 )

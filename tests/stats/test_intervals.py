@@ -1,4 +1,4 @@
-"""Intervals against published numbers, against definitions worked out by brute force, and at their edges."""
+"""Intervals against published numbers, against brute-force searches of their definitions, and edge cases."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ Z = NormalDist().inv_cdf(0.975)
 
 @pytest.mark.parametrize(("lost", "gained", "pairs"), [(0, 0, 20), (3, 9, 50), (0, 10, 10), (7, 0, 30), (4, 4, 9)])
 def test_tango_is_the_score_test_turned_round(lost: int, gained: int, pairs: int) -> None:
-    """Its ends are where the score statistic, with the nuisance parameter at its likeliest value, found by search over
-    a grid of it, leaves [-z, z]."""
+    """At its ends the score statistic is z and -z, given the most likely nuisance parameter (by grid search)."""
 
     def statistic(d: float) -> float:
         worse = np.linspace(max(0.0, -d), min(1.0, (1 - d) / 2) if d > -1 else 1.0, 200_001)[1:-1]
@@ -43,8 +42,8 @@ def test_tango_is_the_score_test_turned_round(lost: int, gained: int, pairs: int
 
 
 def test_pairs_without_a_difference_have_wilsons_interval() -> None:
-    """Of 20 pairs none differs: as many may, either way, as of 20 trials without a success may succeed. Singletons are
-    a plain proportion but for Student's t."""
+    """The difference of 20 equal pairs has the upper end of 0 successes in 20 trials, in both directions. Clusters of
+    one value have Wilson's interval, but with Student's quantile."""
     low, high = read_ends(tango_interval(0, 0, 20))
     assert high == -low == pytest.approx(read_ends(wilson_interval(0, 20))[1])
     found = mean_interval([1.0] * 40 + [0.0] * 60, range(100), share=True)
@@ -63,7 +62,7 @@ def test_clusters_widen() -> None:
     values = [float(v) for v in np.where(rng.random(240) < 0.8, shared, ~shared)]
     wide, narrow = (mean_interval(values, [at // size for at in range(240)], share=True) for size in (8, 1))
     assert compute_width(wide) > 1.5 * compute_width(narrow)
-    # What is by chance more even than independent values would be counts no more than these.
+    # Clusters that vary less than independent values do not narrow the interval.
     even = mean_interval([0.0, 1.0] * 20, [at // 2 for at in range(40)], share=True)
     assert read_ends(even) == pytest.approx(read_ends(wilson_interval(20, 40, student_quantile(19))))
 
@@ -98,7 +97,7 @@ def test_too_few_have_no_interval() -> None:
 
 @pytest.mark.parametrize("share", [True, False])
 def test_nan_is_refused(share: bool) -> None:
-    """No comparison with it holds: in order, it would be anywhere, and a p-value of anything."""
+    """No comparison with NaN is true, so sorted values and p-values would be arbitrary."""
     nan = math.nan
     for ask in (
         lambda: mean_interval([0.0, nan, 1.0], "abc", share=share),
@@ -156,7 +155,7 @@ def test_sign_flips_are_level_under_the_null_and_find_a_gain() -> None:
 
 @pytest.mark.parametrize("least", [0.0, 5e-324, 1e-20, 1e-9, 1e-4])
 def test_values_that_hardly_differ_have_no_interval_without_width(least: float) -> None:
-    """`patch_edits` gives an edit far from the place 1e-9: 0.000 [0.000, 0.000] was said of four tasks."""
+    """`patch_edits` scores an edit in a wrong place 1e-9: four such tasks once had 0.000 [0.000, 0.000]."""
     for values in ([0.0, 0.0, 0.0, least], [1.0, 1.0, 1.0, 1.0 - least]):
         assert compute_width(mean_interval(values, "abcd", share=True)) > 0.4
         low, high = read_ends(paired_difference([values[0]] * 4, values, "abcd", share=True))
@@ -164,7 +163,7 @@ def test_values_that_hardly_differ_have_no_interval_without_width(least: float) 
 
 
 def test_the_order_of_episodes_changes_no_bit() -> None:
-    """A run sees them as they end, and its report as the log has them."""
+    """A run reads episodes as they end, its report in the order of the log."""
     random = np.random.default_rng(0)
     values, clusters = random.random(24), np.arange(24) % 6
     for share in (True, False):

@@ -44,7 +44,7 @@ def test_comparison_pairs_tasks() -> None:
 
 
 def test_what_is_clustered_is_what_the_task_says() -> None:
-    """Mutants of one function are one cluster, in a summary as in a comparison; other tasks are one each."""
+    """Mutants of one function are one cluster, in summaries and comparisons; any other task is its own."""
     bugs = [f"mutants/m.f{at % 3}/swap-{at:04x}-q" for at in range(30)]
     apart = [f"handmade/{at}" for at in range(30)]
     narrow, wide = (

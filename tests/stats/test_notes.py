@@ -1,4 +1,4 @@
-"""Notes of scores are counted by what they have in common, whatever a policy makes them say."""
+"""Notes of scores are counted by kind, also when a policy controls their text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_cause_that_all_share_comes_first() -> None:
     first, most, *rest = counted.zeros(1)
     assert first == "tests: 80 of 100 scores are 0, of which"
     assert most.split()[0] == "60" and "No module named pytest" in most
-    assert rest == ["      20  other notes"], "what is not a zero needs no word"
+    assert rest == ["      20  other notes"], "only notes of zeros are listed"
 
 
 def test_hostile_notes_are_kept_short_few_and_printable() -> None:

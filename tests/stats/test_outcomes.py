@@ -1,4 +1,4 @@
-"""Shares of attempts, and of k attempts at a task, against what they mean."""
+"""Resolved attempts, pass@k and pass^k, and costs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_was_not_tested_is_not_resolved_nor_unresolved() -> None:
     plain = Episode("e", "t", "eval", 0, "g", 0, Ending.DONE, patch=b"diff", scores=(Score("patch_edits", 0.5),))
     assert is_resolved(plain) is None and estimate_pass_rates([plain] * 2) == estimate_pass_rates([]) == {}
     short = [*(make_attempt("a", k, True) for k in range(3)), make_attempt("b", 0, False)]
-    assert estimate_pass_rates(short)["pass@3"].value == 1.0, "b has too few attempts to say anything of three"
+    assert estimate_pass_rates(short)["pass@3"].value == 1.0, "b has too few attempts for k = 3"
 
 
 def test_intervals_of_pass_at_k_hold_the_truth() -> None:

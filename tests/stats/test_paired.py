@@ -102,7 +102,7 @@ def test_pass_at_k_is_the_mean_over_all_choices() -> None:
 
 
 def test_31_and_36_of_500_are_no_difference_however_they_overlap() -> None:
-    """Even if all 31 are among the 36, five tasks are too few; if none is, the difference is lost among 67."""
+    """Five discordant tasks are too few even if all 31 are among the 36; if none is, 67 tasks are discordant."""
     assert mcnemar_p(0, 5)[0] == 0.0625
     assert mcnemar_p(31, 36)[0] == pytest.approx(0.6254, abs=1e-3)
     for shared in range(32):
@@ -136,7 +136,7 @@ def test_the_bootstrap_holds_the_truth_for_few_repositories_of_unequal_size() ->
 def test_intervals_of_a_difference_hold_it_in_93_to_97_of_100(
     clusters: int, size: int, worse: float, better: float
 ) -> None:
-    """The one that verdicts are of; the bootstrap's in at least 92 of 100."""
+    """Tango's, which verdicts use; the bootstrap interval does in at least 92 of 100."""
     rng = np.random.default_rng(clusters)
     labels = np.repeat(np.arange(clusters), size).tolist()
     held: list[bool] = []
@@ -191,4 +191,4 @@ def test_too_few_repositories_or_tasks_can_show_nothing() -> None:
     assert bootstrap_difference([0, 1, 0], [1, 1, 0], "aaa") == (pytest.approx(1 / 3), None, None)
     assert smallest_detectable(5, 0.5) is None
     seen: Sequence[float | None] = [smallest_detectable(tasks, 0.0) for tasks in (100, 500)]
-    assert [round(value, 3) for value in seen if value] == [0.077, 0.016]  # 8 tasks: fewer are chance
+    assert [round(value, 3) for value in seen if value] == [0.077, 0.016]  # about 8 tasks of either number

@@ -19,7 +19,7 @@ def test_one_seed_has_the_interval_of_its_tasks() -> None:
         (mean_of_replicates([after], clusters, share=True), mean_interval(after, clusters, share=True)),
         (mean_of_replicates([values], "abc", share=False), mean_interval(values, "abc", share=False)),
     ):
-        assert tuple(ours.interval) == pytest.approx(tuple(theirs), rel=3e-3), "but for how the quantile is computed"
+        assert tuple(ours.interval) == pytest.approx(tuple(theirs), rel=3e-3), "quantiles are computed differently"
 
 
 def test_the_variance_is_that_of_readers_and_cases() -> None:

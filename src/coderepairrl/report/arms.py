@@ -120,16 +120,18 @@ def answer_question(question: ArmQuestion, runs: Runs) -> ArmAnswer:
     adjusted = iter(adjust_holm([*p_values, *[1.0] * missing]))
     return ArmAnswer(
         question,
-        share,
-        "tasks" if clusters == tasks else "clusters",
-        {arm: mean_of_replicates([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
-        {
+        share=share,
+        unit="tasks" if clusters == tasks else "clusters",
+        means={
+            arm: mean_of_replicates([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms
+        },
+        by_seed={
             arm: {seed: mean_of_replicates([values[arm, seed]], clusters, share=share) for seed in seeds[arm]}
             for arm in arms
         },
-        [each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
-        find_differing_settings([outcomes[arm, seeds[arm][0]] for arm in arms]),
-        _list_omissions(question, runs_read, tasks),
+        contrasts=[each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
+        settings=find_differing_settings([outcomes[arm, seeds[arm][0]] for arm in arms]),
+        notes=_list_omissions(question, runs_read, tasks),
     )
 
 

@@ -156,9 +156,10 @@ def _as_inspect_number(value: Any) -> Any:
     >>> [_as_inspect_number(value) for value in ("C", "P", "I", "N", "Yes", "0.25", True, "c")]
     [1.0, 0.5, 0.0, 0.0, 1.0, 0.25, 1.0, 'c']
     """
-    word = str(value).lower()
+    if isinstance(value, str):
+        value = _GRADES.get(value, _WORDS.get(value.lower(), value))
     try:
-        return _GRADES[value] if value in _GRADES else _WORDS[word] if word in _WORDS else float(value)
+        return float(value)
     except (TypeError, ValueError):
         return value
 

@@ -201,8 +201,8 @@ class RunFolder:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("id"), str):
                 raise ValueError(f"{path}:{number} is not an attempt")
-            numbers = {key: value for key, value in row.items() if type(value) in (int, float)}
-            by_id[row["id"]] = {key: value for key, value in numbers.items() if key != "attempt"}
+            numbers = {key: value for key, value in row.items() if type(value) in (int, float) and key != "attempt"}
+            by_id[row["id"]] = numbers
         return by_id
 
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ def bootstrap(
     """
     table = np.array(columns, dtype=float)
     names = {name: at for at, name in enumerate(dict.fromkeys(clusters))}
-    rows = np.vstack([table, np.ones(len(clusters))])
+    rows = np.vstack([table, np.ones(len(clusters))])  # the ones count tasks
     sums = np.zeros((len(rows), len(names)))
     np.add.at(sums.T, [names[name] for name in clusters], rows.T)
     value = float(statistic(_compute_drawn_means(sums, np.ones((1, len(names)))))[0])
@@ -101,7 +101,7 @@ def divide(numerator: Array, denominator: Array) -> Array:
 def _draw_clusters(clusters: int) -> Array:
     """Number of draws of each cluster, ``(draws, clusters)``."""
     picked = np.random.default_rng(0).integers(0, clusters, (_DRAWS, clusters))
-    picked += np.arange(_DRAWS)[:, None] * clusters
+    picked += np.arange(_DRAWS)[:, None] * clusters  # a range of numbers for each draw, to count all at once
     return np.bincount(picked.ravel(), minlength=_DRAWS * clusters).reshape(_DRAWS, clusters).astype(float)
 
 

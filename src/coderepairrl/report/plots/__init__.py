@@ -122,7 +122,7 @@ def _choose_value_ticks(panel: Panel, visible: Sequence[Series]) -> list[float]:
         values += [y for series in visible for _, y in series.points]
         ends = (y for series in visible for y in (*series.floor, *series.low, *series.high))
         values += [y for y in ends if y is not None and math.isfinite(y)]
-    return choose_ticks(min(values), max(values), 5)
+    return choose_ticks(min(values), max(values))
 
 
 def _draw_axes(panel: Panel, frame: _Frame) -> str:

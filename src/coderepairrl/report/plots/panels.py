@@ -12,6 +12,7 @@ LETTER = 6.0
 """Mean width of a letter at 11 px."""
 Point = tuple[float, float]
 
+_BUCKETS = 300  # of a curve, about one per pixel
 _TINY = 1e-300
 """Smaller values count as 0: a fifth of their difference may underflow."""
 _SKIPPED_SHARE = 0.005
@@ -175,11 +176,11 @@ def format_tick(value: float, step: float) -> str:
     return _minus(f"{value:.{decimals}f}")
 
 
-def thin_points(points: Sequence[Point], limit: int = 300) -> list[Point]:
-    """Keep the lowest and highest point of each of `limit` buckets."""
-    if len(points) <= 2 * limit:
+def thin_points(points: Sequence[Point]) -> list[Point]:
+    """Keep the lowest and highest point of each of 300 buckets."""
+    if len(points) <= 2 * _BUCKETS:
         return list(points)
-    size = math.ceil(len(points) / limit)
+    size = math.ceil(len(points) / _BUCKETS)
     extremes: list[Point] = []
     for start in range(0, len(points), size):
         bucket = points[start : start + size]

@@ -393,7 +393,7 @@ def restrict_to_common(policies: Sequence[Outcomes], options: ComparisonOptions)
             if differ and not options.other_conditions:
                 raise UsageError(
                     f"{first.name} and {other.name} had different {conditions}: {join_first(differ, _SHOWN_NAMES)}",
-                    fix="evaluate both with the same, or compare them knowingly: --other-conditions",
+                    fix=f"evaluate both with the same {conditions}, or compare them anyway: --other-conditions",
                 )
         if versions := _describe_other_values(first.versions, other.versions):
             raise UsageError(
@@ -420,7 +420,7 @@ def restrict_to_common(policies: Sequence[Outcomes], options: ComparisonOptions)
         if lines:
             raise UsageError(
                 "the policies were not measured on the same tasks\n" + "\n".join(lines),
-                fix="evaluate all on the same, or "
+                fix="evaluate all on the same tasks, or "
                 + (f"compare the {len(common)} that all have: --common" if common else "name others: they share none"),
             )
     if not common:

@@ -119,7 +119,7 @@ def _describe_level(report: Report) -> str:
 
 
 def _list_verdicts(reports: Sequence[Report]) -> list[str]:
-    """List what `crrl compare` says of first and last evaluations, and of the last ones of different runs."""
+    """List what `crrl compare` says of first and last evaluations, and of different runs' last ones."""
     first, *others = reports
     pairs: list[tuple[str, Mapping[str, Sequence[Episode]]]] = []
     for report in reports:

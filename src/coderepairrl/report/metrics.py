@@ -18,7 +18,7 @@ from coderepairrl import rewards
 from coderepairrl.report import localisation
 from coderepairrl.rewards import MalformedPatch
 from coderepairrl.rewards.verified import compute_identity
-from coderepairrl.stats.intervals import ALIKE, Interval, cluster_episodes, median_interval, slice_episodes
+from coderepairrl.stats.intervals import SHARE_TOLERANCE, Interval, cluster_episodes, median_interval, slice_episodes
 from coderepairrl.stats.measures import COUNTS as MEASURED_COUNTS
 from coderepairrl.stats.measures import NAMES as MEASURED_NAMES
 from coderepairrl.stats.measures import collect_columns, measure_episode, measure_interval, sum_costs
@@ -104,7 +104,7 @@ def _identify_patch(patch: bytes) -> object:
 def partial(attempt: AttemptData) -> float | None:
     """1 for some of the reference's changes (`patch_edits` above 0), if not `exact`."""
     is_exact, edits = exact(attempt), make_similarity("patch_edits")(attempt)
-    return None if is_exact is None or edits is None else float(not is_exact and edits > ALIKE)
+    return None if is_exact is None or edits is None else float(not is_exact and edits > SHARE_TOLERANCE)
 
 
 def make_similarity(name: str) -> Measure:

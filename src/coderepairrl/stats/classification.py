@@ -17,17 +17,12 @@ from coderepairrl.stats.paired import Array, bootstrap, divide
 
 
 class LabelAnswer(NamedTuple):
-    """Attempt at a task: the wanted label, and the given one."""
+    """Expected and predicted label of an attempt."""
 
     task: str
-    wanted: str
-    given: str | None
+    expected: str
+    predicted: str | None
     cluster: Hashable
-
-    @property
-    def right(self) -> bool:
-        """Whether the label is right."""
-        return self.given == self.wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ class Classification:
     macro_f1: Interval
     classes: Mapping[str, PerClass]
     confusion: Mapping[str, Mapping[str, int]]
-    """Counts by class, then by given label: a class, `OTHER` or `NONE`."""
+    """Counts by class, then by predicted label: a class, `OTHER` or `NONE`."""
 
 
 OTHER, NONE = "(other)", "(none)"
@@ -68,12 +63,14 @@ def classify(answers: Sequence[LabelAnswer]) -> Classification:
     """Measure `answers`. Raises ValueError without any."""
     if not answers:
         raise ValueError("no answers to classify")
-    names = sorted({each.wanted for each in answers})
+    names = sorted({each.expected for each in answers})
     clusters = [each.cluster for each in answers]
-    labels = [NONE if each.given is None else each.given if each.given in names else OTHER for each in answers]
+    labels = [
+        NONE if each.predicted is None else each.predicted if each.predicted in names else OTHER for each in answers
+    ]
     confusion = {name: Counter[str]() for name in names}
     for each, label in zip(answers, labels, strict=True):
-        confusion[each.wanted][label] += 1
+        confusion[each.expected][label] += 1
     columns = _make_share_columns([[each] for each in answers], names)
     macro = bootstrap(columns, clusters, macro_f1)
     assert macro is not None  # each class is the label of some task
@@ -82,7 +79,7 @@ def classify(answers: Sequence[LabelAnswer]) -> Classification:
         tasks=len({each.task for each in answers}),
         missing=labels.count(NONE),
         invalid=labels.count(OTHER),
-        accuracy=mean_interval([float(each.right) for each in answers], clusters, share=True),
+        accuracy=mean_interval([float(each.predicted == each.expected) for each in answers], clusters, share=True),
         macro_f1=macro,
         # every len(names)-th column belongs to one class
         classes={
@@ -94,10 +91,10 @@ def classify(answers: Sequence[LabelAnswer]) -> Classification:
 
 
 def macro_f1(means: Array) -> Array:
-    """Compute macro-F1 from means of right, given and wanted labels per class, ``(3 * classes, draws)``."""
-    right, given, wanted = np.split(means, 3)
-    total = given + wanted
-    f1 = np.divide(2 * right, total, out=np.zeros_like(right), where=total > 0)
+    """Compute macro-F1 from means of correct, predicted and expected labels per class, ``(3 * classes, draws)``."""
+    correct, predicted, expected = np.split(means, 3)
+    total = predicted + expected
+    f1 = np.divide(2 * correct, total, out=np.zeros_like(correct), where=total > 0)
     return np.asarray(f1.sum(axis=0) / (total > 0).sum(axis=0))
 
 
@@ -125,9 +122,9 @@ def compare_answers(before: Sequence[LabelAnswer], after: Sequence[LabelAnswer])
     tasks = [task for task in sides[0] if task in sides[1]]
     if not tasks:
         raise ValueError("the policies share no task")
-    names = sorted({sides[0][task][0].wanted for task in tasks})
+    names = sorted({sides[0][task][0].expected for task in tasks})
     clusters = [sides[0][task][0].cluster for task in tasks]
-    accuracies = [[_compute_label_share(side[task], side[task][0].wanted) for task in tasks] for side in sides]
+    accuracies = [[_compute_label_share(side[task], side[task][0].expected) for task in tasks] for side in sides]
     columns = [column for side in sides for column in _make_share_columns([side[task] for task in tasks], names)]
     half = 3 * len(names)
     change = bootstrap(columns, clusters, lambda means: macro_f1(means[half:]) - macro_f1(means[:half]))
@@ -143,12 +140,15 @@ def _group_by_task(answers: Sequence[LabelAnswer]) -> dict[str, list[LabelAnswer
 
 
 def _compute_label_share(attempts: Sequence[LabelAnswer], label: str) -> float:
-    return sum(each.given == label for each in attempts) / len(attempts)
+    return sum(each.predicted == label for each in attempts) / len(attempts)
 
 
 def _make_share_columns(tasks: Sequence[Sequence[LabelAnswer]], names: Sequence[str]) -> list[list[float]]:
-    """Shares of right, given and wanted labels by class, a value per task."""
-    givens = [[_compute_label_share(attempts, name) for attempts in tasks] for name in names]
-    wanted = [[float(attempts[0].wanted == name) for attempts in tasks] for name in names]
-    rights = [[given * want for given, want in zip(*rows, strict=True)] for rows in zip(givens, wanted, strict=True)]
-    return rights + givens + wanted
+    """Shares of correct, predicted and expected labels by class, a value per task."""
+    predicted = [[_compute_label_share(attempts, name) for attempts in tasks] for name in names]
+    expected = [[float(attempts[0].expected == name) for attempts in tasks] for name in names]
+    correct = [
+        [share * is_class for share, is_class in zip(*rows, strict=True)]
+        for rows in zip(predicted, expected, strict=True)
+    ]
+    return correct + predicted + expected

@@ -31,8 +31,8 @@ TOO_FEW = "too few"
 _FLIPS, _EXACT = 10_000, 12  # random sign flips; most clusters of which all flips are tried
 _Z = NormalDist().inv_cdf(0.975)
 _ROUNDING = 1e-12
-ALIKE = 5e-4
-"""Difference up to which shares count as equal, as they print alike: an edit in a wrong place earns 1e-9."""
+SHARE_TOLERANCE = 5e-4
+"""Difference up to which shares count as equal, since they print so: an edit in a wrong place scores 1e-9."""
 
 
 class Interval(NamedTuple):
@@ -77,7 +77,7 @@ def mean_interval(
     >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
     ('0.000 [0.000, 0.490]', '7.000 [too few]')
     """
-    mean = estimate_mean(values, clusters, ALIKE if share else 0.0)
+    mean = estimate_mean(values, clusters, SHARE_TOLERANCE if share else 0.0)
     if share:
         _check_share(values)
     if mean.clusters < 2 or (mean.variance == 0 and not share):
@@ -107,7 +107,7 @@ def paired_difference(
     differences = [late - early for early, late in zip(before, after, strict=True)]
     if not share:
         return mean_interval(differences, clusters, share=False)
-    change = estimate_mean(differences, clusters, ALIKE)
+    change = estimate_mean(differences, clusters, SHARE_TOLERANCE)
     _check_share([*before, *after])
     if change.clusters < 2:
         return Interval(change.mean, None, None)
@@ -214,14 +214,14 @@ class Estimate(NamedTuple):
     clusters: int
 
 
-def estimate_mean(values: Sequence[float], clusters: Sequence[Hashable], alike: float = 0.0) -> Estimate:
+def estimate_mean(values: Sequence[float], clusters: Sequence[Hashable], tolerance: float = 0.0) -> Estimate:
     """Mean of `values`, and its variance from whole `clusters`, at least that of independent values.
 
-    The variance is 0 if values differ by at most `alike` or rounding.
+    The variance is 0 if values differ by at most `tolerance` or rounding.
     """
     sums, counts = _sum_by_cluster(values, clusters)
     mean, size, number = math.fsum(values) / len(values), len(values), len(sums)
-    if max(values) - min(values) <= max(alike, _ROUNDING * max(1.0, abs(mean))):
+    if max(values) - min(values) <= max(tolerance, _ROUNDING * max(1.0, abs(mean))):
         return Estimate(mean, 0.0, number)
     # exact sums, which do not depend on the order of the values, in which episodes ended
     independent = math.fsum((value - mean) ** 2 for value in values)

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from coderepairrl.stats.intervals import (
-    ALIKE,
+    SHARE_TOLERANCE,
     Interval,
     count_effective_pairs,
     estimate_mean,
@@ -57,7 +57,7 @@ def mean_of_replicates(rows: Rows, clusters: Sequence[Hashable], *, share: bool)
     >>> print(mean_of_replicates([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
     0.625 [0.118, 0.954]
     """
-    estimate = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
+    estimate = _mean_and_variance(rows, clusters, SHARE_TOLERANCE if share else 0.0)
     if not share or estimate.clusters < 2:
         return _use_student(rows, estimate)
     interval = share_interval(estimate.mean, estimate.variance, estimate.clusters, estimate.freedom)
@@ -71,7 +71,7 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
     0.625 [-0.532, 0.954]
     """
     rows = [[y - x for x, y in zip(first, last, strict=True)] for first, last in zip(before, after, strict=True)]
-    estimate = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
+    estimate = _mean_and_variance(rows, clusters, SHARE_TOLERANCE if share else 0.0)
     if not share or estimate.clusters < 2:
         return _use_student(rows, estimate)
     differences = [value for row in rows for value in row]
@@ -109,18 +109,18 @@ def _make_replicated(
     return Replicated(interval, p, smallest, len(rows), len(rows[0]), estimate.clusters, freedom)
 
 
-def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Estimate:
-    """Mean and variance, which is 0 where values differ by at most `alike`."""
+def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], tolerance: float) -> _Estimate:
+    """Mean and variance, which is 0 where values differ by at most `tolerance`."""
     if not rows or not clusters or any(len(row) != len(clusters) for row in rows):
         raise ValueError("replicates need seeds, tasks, and a value of each seed for each task")
     seeds, tasks = len(rows), len(clusters)
     per_task = [math.fsum(column) / seeds for column in zip(*rows, strict=True)]
     per_seed = [math.fsum(row) / tasks for row in rows]
-    of_tasks = estimate_mean(per_task, clusters, alike)
+    of_tasks = estimate_mean(per_task, clusters, tolerance)
     mean, number = of_tasks.mean, of_tasks.clusters
     if seeds == 1:
         return _Estimate(mean, of_tasks.variance, number - 1.0, number)
-    if max(map(max, rows)) - min(map(min, rows)) <= max(alike, 1e-12):
+    if max(map(max, rows)) - min(map(min, rows)) <= max(tolerance, 1e-12):
         return _Estimate(mean, 0.0, 0.0, number)
     between = math.fsum((each - mean) ** 2 for each in per_seed) / (seeds - 1) / seeds
     if number < 2:

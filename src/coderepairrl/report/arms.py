@@ -247,8 +247,8 @@ def _describe_contrast(answer: ArmAnswer, contrast: Contrast, planned_seeds: int
         claim = f"{arm} is {side} {question.arms[0]} on {question.metric}: {gain}{better}, {p}, {sample}."
     else:
         smallest = format_smallest_difference(change.smallest, answer.share) if change.smallest else ""
-        could = describe_smallest(smallest, sample)
-        claim = f"Too small to tell: {difference}, {format_p_equation(contrast.adjusted)}; {could}."
+        detectable = describe_smallest(smallest, sample)
+        claim = f"Too small to tell: {difference}, {format_p_equation(contrast.adjusted)}; {detectable}."
     return claim if change.seeds > 1 else f"{claim} One seed says nothing about other training runs."
 
 

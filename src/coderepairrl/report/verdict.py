@@ -181,23 +181,22 @@ def _describe_difference(pair: Comparison) -> str:
         side = "above" if pair.change.value > 0 else "below"
         p = f"{format_p_equation(pair.adjusted)}{_format_correction(pair)}"
         return f"{pair.after} is {side} {pair.before} on {pair.metric}: {change}, {p}."
-    gap = f"{pair.after} - {pair.before} = {change} on {pair.metric}"
+    difference = f"{pair.after} - {pair.before} = {change} on {pair.metric}"
     if pair.change.low is None:
         clusters = format_count(pair.clusters, "cluster")
-        return f"Nothing can be claimed: {gap}; {clusters} of tasks is too few for an interval."
+        return f"Nothing can be claimed: {difference}; {clusters} of tasks is too few for an interval."
     smallest = format_smallest_difference(pair.smallest_shown, pair.share) if pair.smallest_shown else ""
-    could = describe_smallest(smallest, format_count(pair.tasks, "task"))
-    doubt = ""
+    detectable = describe_smallest(smallest, format_count(pair.tasks, "task"))
     if pair.excludes_zero:
         p = format_p_equation(pair.adjusted)
-        doubt = f"; the interval leaves out 0, but the permutation test does not reject ({p})"
+        difference += f"; the interval leaves out 0, but the permutation test does not reject ({p})"
     if pair.unit != "tasks" and pair.p_tasks <= ALPHA:
-        where = f"beyond these {format_count(pair.tasks, 'task')}"
+        p = f"{format_p_equation(pair.p_tasks)}{_format_correction(pair)}"
         return (
-            f"No difference can be claimed {where}, for other repositories: {gap}{doubt}; on these tasks themselves "
-            f"there is one (sign flips of tasks, {format_p_equation(pair.p_tasks)}{_format_correction(pair)}); {could}."
+            f"No difference can be claimed beyond these {format_count(pair.tasks, 'task')}, for other repositories: "
+            f"{difference}; on these tasks themselves there is one (sign flips of tasks, {p}); {detectable}."
         )
-    return f"No difference can be claimed: {gap}{doubt}; {could}."
+    return f"No difference can be claimed: {difference}; {detectable}."
 
 
 def _format_correction(pair: Comparison) -> str:
@@ -240,10 +239,10 @@ def _describe_unpaired(counts: UnpairedComparison) -> str:
     if counts.claimed:
         return f"A difference can be claimed: {difference}."
     smallest = f"{_format_ends(*counts.smallest_shown, True)} points, by the overlap" if counts.smallest_shown else ""
-    could = describe_smallest(smallest, f"{counts.before.tasks} tasks")
+    detectable = describe_smallest(smallest, f"{counts.before.tasks} tasks")
     if counts.p[0] <= ALPHA:
-        return f"Whether there is a difference depends on which tasks were solved: {difference}; {could}."
-    return f"No difference can be claimed: {difference}; {could}."
+        return f"Whether there is a difference depends on which tasks were solved: {difference}; {detectable}."
+    return f"No difference can be claimed: {difference}; {detectable}."
 
 
 def _describe_pass_at_k(pair: Comparison) -> list[str]:

@@ -89,7 +89,7 @@ def episode(planned: PlannedAttempt, version: int, reward: float) -> Episode:
         versions=(VersionRange(version, 0, 1),),
     )
     return Episode(
-        planned.episode,
+        planned.episode_id,
         planned.task.id,
         planned.phase,
         planned.step,

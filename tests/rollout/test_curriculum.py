@@ -130,12 +130,12 @@ def test_no_order_of_endings_exceeds_the_bound_or_loses_a_group(
                 made += 1
             assert len(held) >= wanted
             while (chosen := window.choose(list(held.values()), version, wanted)) is None:
-                unfinished = [group for group, each in held.items() if not each.ready]
+                unfinished = [group for group, each in held.items() if not each.finished]
                 ended = data.draw(st.sampled_from(unfinished), "ends")  # if none were unfinished, it would wait forever
                 queued -= set(list(held)[: list(held).index(ended) + 1])  # attempts begin in order
-                held[ended] = PendingGroup(ended, held[ended].version, ready=True)
+                held[ended] = PendingGroup(ended, held[ended].version, finished=True)
             assert len(chosen) == wanted
-            assert all(each.ready and version - each.version <= staleness for each in chosen)
+            assert all(each.finished and version - each.version <= staleness for each in chosen)
             for each in chosen:
                 consumed.append(held.pop(each.group).group)
         queued -= set(list(held)[: data.draw(st.integers(0, len(held)), "begin while the learner steps")])
@@ -211,7 +211,7 @@ async def test_a_step_takes_what_is_finished_and_leaves_the_rest_running() -> No
         ends["a"].set()
         ends["c"].set()
         assert [group.id for group in await taking] == ["a", "c"]
-        assert [each.group for each in queue.pending if each.ready] == ["e", "f"]
+        assert [each.group for each in queue.pending if each.finished] == ["e", "f"]
     assert queue.pending == []
 
 

@@ -66,7 +66,7 @@ async def make_attempt(
     clock, timings = time.monotonic, dict[str, float]()
     limits = replace(limits, seconds=min(limits.seconds, task.limits.get("seconds", limits.seconds)))
     outcome: AgentOutcome | None = None
-    first_fault: Fault | None = None
+    raised_fault: Fault | None = None
     patch, seconds, began = b"", 0.0, clock()
     session = gateway.open(name, limits=limits, seed=seed, sampling=sampling)
     try:
@@ -81,8 +81,8 @@ async def make_attempt(
             timings["diff"] = clock() - agent_ended
             if at_end is not None:
                 await at_end(box, patch)
-    except Fault as raised:
-        first_fault = raised
+    except Fault as error:
+        raised_fault = error
     finally:
         turns = await gateway.close(session)
     timings["generate"] = sum(turn.ended - turn.started for turn in turns)
@@ -97,7 +97,7 @@ async def make_attempt(
         outcome = AgentFault(message, printed=outcome.log)
     # an agent's failure after a reply may be caused by it: a CRASH, which is scored; before any reply, it is a fault
     agent_fault = outcome if isinstance(outcome, AgentFault) and not reached_model else None
-    fault = session.fault or agent_fault or first_fault  # in the order of events
+    fault = session.fault or agent_fault or raised_fault  # in the order of events
     if fault is not None:
         ending, reason = Ending.VOID, fault.boundary
     else:
@@ -108,19 +108,19 @@ async def make_attempt(
 async def _run_agent(agent: Agent, task: Task, box: Sandbox, session: Session) -> AgentOutcome:
     # an agent's bug ends its episode and is counted; it must not end the run, nor the process by ``sys.exit``
     try:
-        async with asyncio.timeout(session.limits.seconds + _GRACE) as clock:
+        async with asyncio.timeout(session.limits.seconds + _GRACE) as timeout:
             report: object = await agent.run(task, box, session.endpoint)
     except AgentFault as fault:
         return fault
     except GatewayFault:
         if session.fault is not None or not session.limit:
             raise
-        return AgentReport(session.limit)  # a refusal that takes longer than a heartbeat breaks the connection
+        return AgentReport(session.limit)  # a limit that refuses a call after its first heartbeat breaks the connection
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         # our own functions raise `UsageError` for text that a policy may have written, such as a diff
         if isinstance(error, CodeRepairError) and not isinstance(error, UsageError):
             raise
-        if clock.expired():
+        if timeout.expired():
             return AgentReport("time")
         is_stopping = cast(asyncio.Task[None], asyncio.current_task()).cancelling()
         if isinstance(error, asyncio.CancelledError) and is_stopping:

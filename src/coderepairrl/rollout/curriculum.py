@@ -1,7 +1,7 @@
 """Order of training tasks: weighted mixtures of sources, and an order within each.
 
-It is a function of settings and logged outcomes, so a resumed run continues exactly. Another order is a class like
-`Band`, created in `plan/curriculum.py` from its setting in `config/schema.py`.
+It depends only on settings and logged outcomes, so a resumed run continues exactly. To add an order, write a class like
+`Band`, a setting in `config/schema.py`, and its creation in `plan/curriculum.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coderepairrl.types import Ending, Episode, Task
 EXPLORE, OUTSIDE = 0.5, 0.1
 """Shares of a `Band`'s batches: tasks not attempted yet, and tasks outside the band."""
 NEWEST = 16
-"""Number of latest attempts that a task's success rate counts."""
+"""Latest attempts that a task's success rate counts; earlier ones say little about the current policy."""
 
 Outcomes = Mapping[str, Sequence[float]]
 """Outcomes of attempts by task id, oldest first, each from 0 to 1 (`rate_outcome`)."""

@@ -31,8 +31,8 @@ class PlannedAttempt:
     retry: int = 0
 
     @property
-    def episode(self) -> str:
-        """Episode id: group, attempt, retry."""
+    def episode_id(self) -> str:
+        """Group, attempt and retry."""
         return f"{self.group}-{self.attempt:02d}" + (f"-retry{self.retry}" if self.retry else "")
 
 
@@ -81,10 +81,6 @@ class Executor(Protocol):
         ...
 
 
-async def _skip_warm_up(_: PlannedAttempt) -> None:
-    """Do nothing."""
-
-
 class Rollout:
     """Makes episodes, up to `concurrency` at once, and logs them."""
 
@@ -95,7 +91,7 @@ class Rollout:
         log: Log,
         concurrency: int,
         on_episode: Callable[[Episode], None] = lambda episode: None,
-        warm_up: Callable[[PlannedAttempt], Awaitable[None]] = _skip_warm_up,
+        warm_up: Callable[[PlannedAttempt], Awaitable[None]] | None = None,
     ) -> None:
         """Create a rollout; `warm_up` is awaited before the first attempt, and after an engine fault."""
         self.executor = executor
@@ -114,13 +110,13 @@ class Rollout:
         """
         async with self._room:
             async with self._warming:
-                if self._is_cold:
+                if self._is_cold and self._warm_up is not None:
                     await self._warm_up(planned)
                     self._is_cold = False
             began()
             self.log.append(
                 "episode",
-                id=planned.episode,
+                id=planned.episode_id,
                 phase=planned.phase,
                 step=planned.step,
                 group=planned.group,

@@ -23,7 +23,7 @@ class PendingGroup:
 
     group: str
     version: int
-    ready: bool = False  # finished
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,16 @@ class StalenessWindow:
         Returns None if too few are finished, or if a group that is left would become too stale.
 
         >>> window = StalenessWindow(per_step=1, staleness=1)
-        >>> young = PendingGroup("young", 5, ready=True)
+        >>> young = PendingGroup("young", 5, finished=True)
         >>> window.choose([PendingGroup("old", 4), young], version=4, wanted=1) == [young]
         True
         >>> window.choose([PendingGroup("old", 4), young], version=5, wanted=1) is None
         True
         """
-        ready = [each for each in begun if each.ready]
-        if len(ready) < wanted:
+        finished = [each for each in begun if each.finished]
+        if len(finished) < wanted:
             return None
-        chosen = sorted(ready, key=lambda each: each.version)[:wanted]
+        chosen = sorted(finished, key=lambda each: each.version)[:wanted]
         remaining = [each for each in begun if each not in chosen]
         return None if self.stale(remaining, version, wanted=0) else chosen
 
@@ -92,7 +92,7 @@ class _Entry:
     work: asyncio.Task[Group] | None = None
 
     @property
-    def ready(self) -> bool:
+    def finished(self) -> bool:
         return self.work is not None and self.work.done()
 
 
@@ -111,7 +111,7 @@ class GroupQueue:
     def pending(self) -> list[PendingGroup]:
         """Queued groups; those not started yet count as if they began now."""
         return [
-            PendingGroup(group, self._version if entry.version is None else entry.version, entry.ready)
+            PendingGroup(group, self._version if entry.version is None else entry.version, entry.finished)
             for group, entry in self._entries.items()
         ]
 
@@ -154,17 +154,17 @@ class GroupQueue:
         Raises any group's errors.
         """
         while True:
-            running = [entry.work for entry in self._entries.values() if entry.work is not None]
-            for work in running:
+            works = [entry.work for entry in self._entries.values() if entry.work is not None]
+            for work in works:
                 if work.done():
-                    work.result()
+                    work.result()  # raises the group's error
             chosen = self.window.choose(self.pending, version, wanted)
             if chosen is not None:
                 break
-            await asyncio.wait([work for work in running if not work.done()], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work for work in works if not work.done()], return_when=asyncio.FIRST_COMPLETED)
         chosen_groups = {each.group for each in chosen}
-        works = [self._entries.pop(group).work for group in list(self._entries) if group in chosen_groups]
-        return [work.result() for work in works if work is not None]
+        taken = [self._entries.pop(group).work for group in list(self._entries) if group in chosen_groups]
+        return [work.result() for work in taken if work is not None]
 
     async def __aenter__(self) -> Self:
         return self

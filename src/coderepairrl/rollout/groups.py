@@ -71,7 +71,7 @@ def plan_due_groups(
     taken: Collection[str] = (),
     tasks_by_id: Mapping[str, Task] = MappingProxyType({}),
 ) -> list[PlannedGroup]:
-    """Plan the first `wanted` unconsumed groups in the run's order (`Curriculum.schedule`), leftovers first.
+    """Plan the first `wanted` unconsumed groups in the run's order (`Curriculum.schedule`).
 
     Depends only on the log: names of `consumed` groups, and `outcomes`. `taken` are task ids already in the batch,
     `tasks_by_id` the tasks of groups begun before, by group id.

@@ -17,8 +17,8 @@ from coderepairrl.rollout.episodes import AttemptSettings, Executor, PlannedAtte
 from coderepairrl.sandbox.wrapped import OpenSandboxBackend
 from coderepairrl.types import AgentReport, Ending, Episode, Score
 
-_CRASH_CHARS = 20_000
-_PRINTED_CHARS = 8_000
+_CRASH_CHARS = 20_000  # kept of a crash or fault; a policy may have made it long
+_PRINTED_CHARS = 8_000  # kept of a program's output
 
 
 class LocalExecutor(Executor):
@@ -57,7 +57,7 @@ class LocalExecutor(Executor):
             planned.task,
             settings.agent,
             settings.sandbox,
-            name=planned.episode,
+            name=planned.episode_id,
             limits=settings.limits,
             seed=planned.seed,
             sampling=planned.sampling,
@@ -81,7 +81,7 @@ class LocalExecutor(Executor):
 def start_episode(planned: PlannedAttempt) -> Episode:
     """Episode before any result."""
     return Episode(
-        id=planned.episode,
+        id=planned.episode_id,
         task_id=planned.task.id,
         phase=planned.phase,
         step=planned.step,
@@ -118,7 +118,7 @@ def mark_void(episode: Episode, fault: Fault) -> Episode:
 
 
 def _shorten(text: str, most: int = _CRASH_CHARS) -> str:
-    # leave out the middle of a text that a policy may have made long
+    # leave out the middle
     left_out = len(text) - most
     half = most // 2
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"

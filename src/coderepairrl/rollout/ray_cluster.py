@@ -18,12 +18,12 @@ from typing import Any
 from coderepairrl.errors import ExitCode, PrerequisiteError, RunError
 from coderepairrl.processes.installs import require_extra
 
-LISTEN_SECONDS = 10.0  # of one connection or request
+LISTEN_SECONDS = 10.0  # for one connection or request
 GONE_SECONDS = 20.0
-"""Seconds without a listener after which a head is gone."""
+"""Seconds without a listener after which a head counts as lost."""
 ANSWER_SECONDS = 60.0
-"""The same without an answer."""
-LEAVE_SECONDS = 15.0  # of `ray.shutdown`
+"""Seconds without an answer after which a head counts as lost."""
+LEAVE_SECONDS = 15.0  # for `ray.shutdown`
 # like `ray health-check`, in a separate process, since no exception or signal ends its retries
 _ASK_HEAD = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
 
@@ -39,8 +39,8 @@ _RESTART_FIX = (
 
 def import_ray() -> Any:
     """Import Ray. Raises `PrerequisiteError` if not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or a cluster started here would report usage
-    # or Ray would end an actor when memory runs out, where the kernel ends a guest
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # without it, a cluster started here reports usage
+    # 0: no monitor. When memory runs out, the kernel ends a guest, where Ray would end an actor
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     require_extra("ray", "rollout.executor=ray")
     import ray

@@ -51,31 +51,31 @@ class WorkerActor:
         self, expected: Mapping[str, str], folder: str, path: Sequence[str], setup: bytes, context: int
     ) -> tuple[str, bytes]:
         """Start; return the host name, and a pickled error or nothing."""
-        name = socket.gethostname()
+        host = socket.gethostname()
         try:
-            self._check_machine(name, expected, folder)
+            self._check_machine(host, expected, folder)
             sys.path += [each for each in path if each not in sys.path]  # for the user's classes
             self._worker = await self._parts.enter_async_context(Worker.open(pickle.loads(setup), context))
         except ImportError as error:  # the module of a user's class, for example, is missing
-            return name, pickle.dumps(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL_FIX))
+            return host, pickle.dumps(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL_FIX))
         except Exception as error:
-            return name, pickle.dumps(make_picklable(error))
-        return name, b""
+            return host, pickle.dumps(make_picklable(error))
+        return host, b""
 
-    def _check_machine(self, name: str, expected: Mapping[str, str], folder: str) -> None:
+    def _check_machine(self, host: str, expected: Mapping[str, str], folder: str) -> None:
         local = read_versions()
         if differing := [
             f"{each} {local[each]}, not {version}" for each, version in expected.items() if local[each] != version
         ]:
             raise PrerequisiteError(
-                f"{name} has {', '.join(differing)}: its episodes would not be the same",
+                f"{host} has {', '.join(differing)}: its episodes would not be the same",
                 fix=_INSTALL_FIX,
             )
         try:
             os.chdir(folder)
         except OSError as error:
             raise PrerequisiteError(
-                f"{name} cannot enter {folder}: {error.strerror}",
+                f"{host} cannot enter {folder}: {error.strerror}",
                 fix="start from a folder on a file system that all machines of the cluster share",
             ) from None
 
@@ -154,7 +154,7 @@ async def ray_executor(
             memory=memory * capacity or None,
             max_restarts=0,
             max_task_retries=0,
-            max_concurrency=8,
+            max_concurrency=8,  # `next_messages` waits while others are served
             scheduling_strategy="SPREAD",
         )
 

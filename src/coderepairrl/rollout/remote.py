@@ -89,8 +89,8 @@ class RemoteWorker:
     async def run(self, planned: PlannedAttempt) -> Episode:
         """See `Executor.run`."""
         result: asyncio.Future[AttemptFinished] = asyncio.get_running_loop().create_future()
-        turns = self._turns[planned.episode] = []
-        self._results[planned.episode] = result
+        turns = self._turns[planned.episode_id] = []
+        self._results[planned.episode_id] = result
         began = time.monotonic()
         self._send(StartAttempt(planned))
         try:
@@ -99,7 +99,7 @@ class RemoteWorker:
             lost = mark_void(replace(start_episode(planned), turns=tuple(turns)), fault)
             return replace(lost, timings={"total": round(time.monotonic() - began, 6)})
         finally:
-            del self._results[planned.episode], self._turns[planned.episode]
+            del self._results[planned.episode_id], self._turns[planned.episode_id]
         self.finished += 1
         if finished.error is not None:
             raise finished.error
@@ -112,7 +112,7 @@ class RemoteWorker:
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            self._send(CancelAttempt(planned.episode))  # its last turns still arrive
+            self._send(CancelAttempt(planned.episode_id))  # its last turns still arrive
             with contextlib.suppress(TimeoutError, WorkerFault):
                 async with asyncio.timeout(CANCEL_SECONDS):
                     await asyncio.shield(result)
@@ -144,7 +144,7 @@ class RemoteWorker:
 
     def _send(self, message: ToWorker) -> None:
         if self._lost is not None:
-            self.mark_lost(self._lost)
+            self.mark_lost(self._lost)  # fails an attempt that began just now
             return
         self._outbox.put_nowait(message)
 
@@ -268,7 +268,7 @@ class RemoteExecutor(Executor):
                 ) from None
 
     def _notify(self) -> None:
-        self._changed.set()
+        self._changed.set()  # wakes those who wait now; later ones wait for the next change
         self._changed = asyncio.Event()
 
     async def _supervise(self, number: int) -> None:

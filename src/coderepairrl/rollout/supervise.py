@@ -17,7 +17,7 @@ from coderepairrl.types import Chunk, FirstRequest, Sampling
 
 Weights = tuple[Path, int, str]  # path, version, checksum (`Engine.load`)
 LONGEST_WAIT = 60.0
-"""Most seconds before a restart: 0, 1, 3, 7, ..."""
+"""Most seconds to wait before a restart; waits are 0, 1, 3, 7, ..."""
 
 
 class _WeightsRejected(EngineFault):
@@ -50,6 +50,7 @@ class SupervisedEngine(Engine):
         self._weights: Weights | None = None
         """Weights to serve; None for the engine's initial ones."""
         self._loaded: Weights | None = None
+        """Weights of the live engine."""
         self._on_death = on_death
         self._lock = asyncio.Lock()
         self._awake = asyncio.Event()
@@ -140,7 +141,7 @@ class SupervisedEngine(Engine):
         return self._dead
 
     async def _live_engine(self, weights: Weights | None = None) -> Engine:
-        """Live engine with the current weights, or `weights` if restarted; without `weights`, wait while asleep."""
+        """Return the live engine; restart a dead one with `weights` (default: the current ones, once awake)."""
         while True:
             if weights is None:
                 await self._awake.wait()
@@ -179,14 +180,14 @@ async def warm_up(source: ReplySource, request: FirstRequest) -> None:
     if not isinstance(source, PolicySource):
         return
     try:
-        async with asyncio.timeout(WARM_UP_SECONDS) as clock:
+        async with asyncio.timeout(WARM_UP_SECONDS) as timeout:
             with contextlib.suppress(EngineFault, ValueError):  # ValueError: the prompt exceeds the context
                 ids = source.codec.render(request.messages, request.tools)
                 async with contextlib.aclosing(source.engine.generate(ids, Sampling(max_tokens=1), 0)) as chunks:
                     async for _ in chunks:
                         pass
     except TimeoutError as error:
-        if clock.expired():  # else raised by the engine: the attempts will report it
+        if timeout.expired():  # else raised by the engine: the attempts will report it
             raise EngineFault(
                 f"the engine has not sampled a token in {WARM_UP_SECONDS:g} seconds",
                 fix="read logs/engine.log in the run folder, then continue with --resume",

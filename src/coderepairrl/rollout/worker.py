@@ -117,6 +117,7 @@ async def take_all(queue: asyncio.Queue[T]) -> list[T]:
 
 def make_picklable(error: BaseException) -> Exception:
     """Return `error` if it is expected and can be pickled, else a fault with its text."""
+    # an engine raises ValueError for a too long prompt; a UnicodeError, which is one too, is a bug
     if isinstance(error, CodeRepairError | ValueError) and not isinstance(error, UnicodeError):
         with contextlib.suppress(Exception):  # pickle cannot call the constructors of some users' classes
             return error if type(pickle.loads(pickle.dumps(error))) is type(error) else GatewayFault(str(error))
@@ -195,7 +196,7 @@ class Worker:
     @staticmethod
     @asynccontextmanager
     async def open(setup: WorkerSetup, context: int) -> AsyncIterator[Worker]:
-        """Run a worker and its gateway until exit, which ends all attempts. Raises what `WorkerSetup.terms` raises."""
+        """Run a worker and its gateway until exit, which ends all attempts. Raises as `WorkerSetup.terms`."""
         terms = await asyncio.to_thread(setup.terms)
         with scratch("worker") as home:
             home.chmod(0o711)  # guests run as another user, and must reach the socket
@@ -211,9 +212,9 @@ class Worker:
         for message in messages:
             match message:
                 case StartAttempt(planned):
-                    task = self._attempts[planned.episode] = asyncio.create_task(self._executor.run(planned))
+                    task = self._attempts[planned.episode_id] = asyncio.create_task(self._executor.run(planned))
                     # a callback, as it also runs for a task that is cancelled before it begins
-                    task.add_done_callback(partial(self._finish, planned.episode))
+                    task.add_done_callback(partial(self._finish, planned.episode_id))
                 case CancelAttempt(episode):
                     if (attempt := self._attempts.get(episode)) is not None:
                         attempt.cancel()

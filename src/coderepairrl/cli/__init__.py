@@ -104,7 +104,7 @@ for heading, commands in COMMANDS.items():
 
 def _interrupt(number: int, frame: object) -> None:
     """Unwind, and ignore further signals while children and temporary folders are removed."""
-    # `asyncio.run` would replace Python's handler by one that waits for running code
+    # needed since `asyncio.run` replaces Python's own handler by one that lets running code finish first
     _ignore_all_signals()
     raise KeyboardInterrupt
 
@@ -135,7 +135,7 @@ def main() -> None:
     try:
         with exit_on_error():
             app()
-    except BrokenPipeError:  # `crrl report RUN | head`
+    except BrokenPipeError:  # `crrl report RUN | head`; the flush at the interpreter's end must not raise it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
     except Exception:

@@ -78,7 +78,7 @@ def eval(
             measured = asyncio.run(evaluation.evaluate_all(planned, jobs=jobs, say=note))
         except CodeRepairError:
             complete = [results.read_results(each.folder) for each in planned if each.is_complete]
-            if complete and len(planned) > 1 and not as_json:  # results of hours, though another evaluation failed
+            if complete and len(planned) > 1 and not as_json:  # those of hours are not lost because another failed
                 show(results.format_results(complete))
             raise
     if as_json:
@@ -199,11 +199,11 @@ def grade(
     from coderepairrl.stages import shards
     from coderepairrl.tasks import catalog
 
-    predicted, task_share = patches.read_predictions(predictions), shards.parse_shard(shard)
+    predicted, chosen_shard = patches.read_predictions(predictions), shards.parse_shard(shard)
     target = output or predictions.with_name(f"{codec.file_stem(predictions)}.graded.jsonl")
     source_options = config.parse_options(options or [], "path")
     tasks, known_patches, unknown = grading.choose_predictions(
-        predicted, catalog.load_source(source, source_options), task_share, skip_unknown=skip_unknown
+        predicted, catalog.load_source(source, source_options), chosen_shard, skip_unknown=skip_unknown
     )
     backend = select_backend(sandbox, sandbox_option)
     verdicts = run_interruptible(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import format_mean, logged, printable, visible
+from coderepairrl.printable import logged, printable, visible
 
 if TYPE_CHECKING:
     from coderepairrl.protocols import SandboxBackend
@@ -80,7 +80,7 @@ def choose_format(form: str, *, as_json: bool) -> str:
 
 
 def select_backend(name: str, options: list[str] | None) -> SandboxBackend:
-    """Make the sandbox backend for checks; note a fallback. Raises as `choose_backend` and `make_backend`."""
+    """Make the sandbox backend `name`; print a fallback. Raises as `choose_backend` and `make_backend`."""
     from coderepairrl import config, sandbox
 
     choice = sandbox.choose_backend(name)
@@ -107,17 +107,13 @@ def run_interruptible(job: Coroutine[Any, Any, T]) -> T:
 
 def format_nested(data: dict[Any, Any], indent: str = "") -> str:
     """Format names and values of nested tables, one per line."""
-    from coderepairrl.stats.intervals import Interval
-
     lines = []
     for key, value in data.items():
         name = f"{indent}{printable(str(key))}"
-        if isinstance(value, dict) and {"value", "low", "high"} == set(value):  # an interval as JSON
-            lines.append(f"{name:<28} {Interval(**value)}")
-        elif isinstance(value, dict) and value:
+        if isinstance(value, dict) and value:
             lines.append(f"{name}\n{format_nested(value, indent + '  ')}")
         elif isinstance(value, float):
-            lines.append(f"{name:<28} {format_mean(value, 6) if key == 'learn/loss' else f'{value:.6g}'}")
+            lines.append(f"{name:<28} {value:.6g}")
         else:
             lines.append(f"{name:<28} {logged(format_value(value))}".rstrip())
     return "\n".join(lines)

@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coderepairrl.cli import output
-from coderepairrl.cli.output import DryRun, Format, Json, Overrides, Verbose, format_nested, note, note_reading, show
+from coderepairrl.cli.output import (
+    DryRun,
+    Format,
+    Json,
+    Overrides,
+    Verbose,
+    choose_format,
+    format_nested,
+    note,
+    note_reading,
+    run_interruptible,
+    show,
+)
 from coderepairrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,14 +80,16 @@ def _show_plan(config: Config, folder: RunFolder, *, verbose: bool, as_json: boo
 
 
 def _shorten_plan(plan: dict[str, Any]) -> dict[str, Any]:
-    """Leave out details, and all needs except sums and the run's."""
-    needs = {
-        name: {key: part[key] for key in ("needs_gb", "has_gb") if key in part} if "needs_gb" in part else part
-        for name, part in plan.get("needs", {}).items()
-        if name in ("run", "memory") or (isinstance(part, dict) and "needs_gb" in part)
-    }
+    """Leave out `_DETAILS`, and all needs except each GPU's memory and the run's time."""
     shown = {key: value for key, value in plan.items() if key not in _DETAILS}
-    return shown | ({"needs": needs} if "needs" in plan else {})
+    if "needs" in plan:
+        shown["needs"] = {}
+    for name, part in plan.get("needs", {}).items():
+        if name in ("run", "memory"):  # "memory": why nothing is planned
+            shown["needs"][name] = part
+        elif isinstance(part, dict) and "needs_gb" in part:
+            shown["needs"][name] = {key: part[key] for key in ("needs_gb", "has_gb") if key in part}
+    return shown
 
 
 def train(
@@ -147,34 +160,34 @@ def run(
     """Run unfinished jobs of a file (train, sft, collect, eval), and print one table, a line per arm."""
     note_reading(file)
     from coderepairrl.report import verdict
-    from coderepairrl.stages import jobs as stage
+    from coderepairrl.stages import jobs as job_runner
     from coderepairrl.stages.jobs_file import read_jobs_file
 
     if sum([dry_run, commands, table, bool(only)]) > 1:
         raise UsageError("--only, --dry-run, --commands and --table exclude each other", fix="name one of them")
-    chosen = output.choose_format(form, as_json=as_json)
+    chosen = choose_format(form, as_json=as_json)
     if commands and chosen != "text":
         raise UsageError("--commands prints a script for a shell", fix="leave out --json and --format")
     jobs_of_file = read_jobs_file(file, overrides or [])
     if commands:
         if overrides:
             raise UsageError("--commands cannot pass on JOB.KEY=VALUE", fix=f"write {overrides[0]} into {file}")
-        show(stage.make_slurm_script(jobs_of_file, note))
+        show(job_runner.make_slurm_script(jobs_of_file, note))
         return
     failures: dict[str, str] = {}
     if not table:
         names = [job.name for job in jobs_of_file.jobs]
         if unknown := [each for each in only or [] if each not in names]:
             raise UsageError(f"there is no job {unknown[0]}", fix=f"jobs: {', '.join(names)}")
-        planned, problem = stage.plan_jobs(jobs_of_file)
+        planned, problem = job_runner.plan_jobs(jobs_of_file)
         if dry_run:
-            show(verdict.render_result(stage.format_jobs_plan(jobs_of_file, planned), chosen).strip())
+            show(verdict.render_result(job_runner.format_jobs_plan(jobs_of_file, planned), chosen).strip())
         if problem is not None:
             raise problem
         if dry_run:
             return
-        failures = output.run_interruptible(stage.run_jobs(jobs_of_file, jobs, note, only or []))
-    show(verdict.render_result(stage.write_jobs_table(jobs_of_file), chosen))
+        failures = run_interruptible(job_runner.run_jobs(jobs_of_file, jobs, note, only or []))
+    show(verdict.render_result(job_runner.write_jobs_table(jobs_of_file), chosen))
     note(f"crrl report {shlex.quote(str(jobs_of_file.folder))}  the same as a page")
     if failures:
-        raise stage.make_failure(failures, jobs_of_file)
+        raise job_runner.make_failure(failures, jobs_of_file)

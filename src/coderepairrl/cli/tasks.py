@@ -205,8 +205,8 @@ def tasks_shell(
 
     options = list(itertools.takewhile(lambda word: "=" in word, words or []))
     command = (words or [])[len(options) :]
-    named = shlex.join([source, *options])
-    opened = shell.find_task(_load_source(source, options), named, task, checks=checks)
+    quoted_source = shlex.join([source, *options])
+    opened = shell.find_task(_load_source(source, options), quoted_source, task, checks=checks)
     backend = select_backend(sandbox, sandbox_option)
     raise typer.Exit(run_interruptible(shell.open_shell(opened, backend, command, checks=checks, say=note)))
 

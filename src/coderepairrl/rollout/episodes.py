@@ -17,7 +17,7 @@ from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Tas
 
 @dataclass(frozen=True, slots=True)
 class PlannedAttempt:
-    """Planned attempt: task, place in the run, seed."""
+    """Attempt to make."""
 
     task: Task
     phase: str

@@ -210,7 +210,6 @@ class RemoteExecutor(Executor):
     on_turn: OnTurn
     _: KW_ONLY
     wanted: int
-    """Number of workers."""
     capacity: int
     patience: float
     say: Callable[[str], None]

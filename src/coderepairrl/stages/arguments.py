@@ -95,8 +95,8 @@ def _plan_resumed(
 def _policy_label(policy: str) -> str:
     """Folder name for `policy`.
 
-    >>> _policy_label("runs/mine"), _policy_label("runs/mine/checkpoints/00010"), _policy_label("builtin:tiny"), _policy_label("https://a.org/v1")
-    ('mine', 'mine-00010', 'builtin-tiny', 'a.org-v1')
+    >>> list(map(_policy_label, ["runs/mine", "runs/mine/checkpoints/00010", "builtin:tiny", "https://a.org/v1"]))
+    ['mine', 'mine-00010', 'builtin-tiny', 'a.org-v1']
     """
     parts = [part for part in Path(policy.partition("://")[2] or policy).parts if part != "checkpoints"]
     shown = 2 if "checkpoints" in Path(policy).parts or "://" in policy else 1

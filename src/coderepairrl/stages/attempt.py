@@ -38,7 +38,7 @@ def plan_attempt(
             raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")
         select = options.get("select", {})
         if isinstance(select, dict) and not any(each.startswith("eval.split") for each in settings):
-            # any task may be attempted, also those that the selection holds out
+            # without `holdout`, and with all tasks in the split that evaluations read, any task may be attempted
             options["select"] = {**{key: value for key, value in select.items() if key != "holdout"}, "split": "test"}
         settings.append(f"eval.options={configs.to_inline(options)}")  # instead of the options of the policy's config
     elif options:

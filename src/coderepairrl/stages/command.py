@@ -40,11 +40,11 @@ async def run_training(
     quiet: bool = False,
     folder: RunFolder | None = None,
     show: Callable[[Episode], str] = lambda episode: "",
-    again: str = "crrl train {run} --resume",
+    resume_command: str = "crrl train {run} --resume",
 ) -> dict[str, Any]:
     """Train by `config` in `folder`; return the summary for ``--json``.
 
-    `show` gives further lines for an episode; `again` is the command to resume, ``{run}`` its folder. Raises
+    `show` gives further lines for an episode; ``{run}`` in `resume_command` is its folder. Raises
     `Interrupted` after one of `signals.STOPPING`, else the error that stopped the run.
     """
     folder, meter = folder or life_cycle.locate_run_folder(config), Meter()
@@ -52,7 +52,8 @@ async def run_training(
     plan = plan_run(life_cycle.pin_models(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
-    with life_cycle.handle_interruption(folder, progress, again.format(run=shlex.quote(str(folder.path)))), progress:
+    resume_command = resume_command.format(run=shlex.quote(str(folder.path)))
+    with life_cycle.handle_interruption(folder, progress, resume_command), progress:
         if not config.reward:
             progress.say(f"reward: {plan.reward_descriptions['train']}")
         await _begin_training(plan, folder, progress, resume=resume)
@@ -87,14 +88,15 @@ async def _begin_training(plan: Plan, folder: RunFolder, progress: Progress, *, 
 def summarise_training(folder: RunFolder) -> dict[str, Any]:
     """Summarise steps, evaluations, and the account of sampled tokens."""
     history = read_history(folder)
-    kinds = count_tokens_by_kind(folder.records())
-    balances = {kind: {**asdict(each), "balanced": each.is_balanced} for kind, each in kinds.items() if any(kinds)}
-    account = sum(kinds.values(), TokenAccount())
+    accounts = count_tokens_by_kind(folder.records())
+    has_kinds = any(accounts)  # the only key without kinds is ""
+    kinds = {kind: {**asdict(each), "balanced": each.is_balanced} for kind, each in accounts.items() if has_kinds}
+    account = sum(accounts.values(), TokenAccount())
     return {
         **life_cycle.summarise_run(folder, history),
         "version": history.steps[-1]["version"] if history.steps else 0,
         "account": {**asdict(account), "balanced": account.is_balanced},
-        "kinds": balances,
+        "kinds": kinds,
     }
 
 

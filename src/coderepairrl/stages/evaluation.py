@@ -48,8 +48,8 @@ COLLECTING = ("eval.attempts=4",)
 
 def count_attempts(plan: AgentPlan, shard: Shard = WHOLE) -> int:
     """Number of planned attempts."""
-    each = plan.config.eval.each
-    return sum(len(shard.share(tasks)) * each[name].attempts for name, tasks in plan.eval_tasks.items())
+    evaluations = plan.config.eval.each
+    return sum(len(shard.share(tasks)) * evaluations[name].attempts for name, tasks in plan.eval_tasks.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,6 @@ class Evaluation:
     prices: Prices | None = None
     """Prices of a remote policy, for the printed cost."""
     resume: bool = False
-    """Whether to continue the run in `folder`."""
     collects: bool = False
 
     @property

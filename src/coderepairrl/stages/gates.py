@@ -46,9 +46,9 @@ KL_FLOOR = 0.1
 """Nats per token: the least running median assumed, since KL begins at 0."""
 TESTS_SCORE = "tests"
 MIN_STEPS = 20
-"""Fewest steps of a look at over-optimisation."""
+"""Fewest steps that a check of over-optimisation covers."""
 LOOK_EVERY = 5
-"""Steps between looks."""
+"""Steps between these checks (looks)."""
 FALSE_ALARM_RATE = 0.05
 """Share of sound runs with an over-optimisation alarm."""
 

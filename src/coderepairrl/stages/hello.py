@@ -80,7 +80,7 @@ def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool 
             describe_episode(episode)  # not shown again: the stopped process has shown it
     asyncio.run(
         command.run_training(
-            config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}"
+            config, resume=resume, folder=folder, show=describe_episode, resume_command="crrl hello --resume {run}"
         )
     )
     report = summarise_first_and_last(folder, config)

@@ -37,7 +37,7 @@ class History:
     consumed: set[str] = field(default_factory=set)
     """Groups consumed by steps."""
     outcomes: dict[str, list[float]] = field(default_factory=dict)
-    """Outcomes (`rollout.outcomes`) by task in finished steps, oldest first."""
+    """`rollout.curriculum.Outcomes` of finished steps."""
     stopped: list[str] = field(default_factory=list)
     """Reasons of ``stop`` records after the last finished step."""
     changes: list[Mapping[str, Any]] = field(default_factory=list)

@@ -91,24 +91,24 @@ class PlannedJob:
 
 def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
     """Plan all jobs; collect all mistakes. Seeds of an arm are checked once."""
-    planned, costs = list[PlannedJob](), dict[tuple[str, str], tuple[int, float | None]]()
+    planned, estimates = list[PlannedJob](), dict[tuple[str, str], tuple[int, float | None]]()
     # by text, since jobs share mistakes: the error, and the jobs that have it
     mistakes: dict[tuple[str, str], tuple[CodeRepairError, list[str]]] = {}
     states = read_job_states(jobs)
     missing_outputs = [str(job.folder) for job in jobs.jobs if not _has_ended(job)]
     for job in jobs.jobs:
         key = (job.arm, job.folder.name)
-        if key not in costs:
-            costs[key] = (0, None)
+        if key not in estimates:
+            estimates[key] = (0, None)
             try:
-                costs[key] = _estimate_job(job, jobs)
+                estimates[key] = _estimate_job(job, jobs)
             except CodeRepairError as error:
                 for each in error.problems:
                     if any(path in str(each) for path in missing_outputs):
                         continue  # made by another job
                     where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
                     mistakes.setdefault((str(each), each.fix), (each, []))[1].append(where)
-        planned.append(PlannedJob(job, states[job.name], *costs[key]))
+        planned.append(PlannedJob(job, states[job.name], *estimates[key]))
     for problem, names in mistakes.values():
         problem.args = (f"{', '.join(names)}: {problem}",)  # prefixes the message
     return planned, combine_errors([problem for problem, _ in mistakes.values()]) if mistakes else None
@@ -315,10 +315,10 @@ def digest_output(path: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _list_differences(record: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    old, new = flatten_settings(record["made_by"]), flatten_settings(json.loads(json.dumps(now)))
+def _list_differences(record: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
+    old, new = flatten_settings(record["made_by"]), flatten_settings(json.loads(json.dumps(inputs)))
     # for an unfinished job step settings count too, since its `--resume` would refuse changes
-    ignored = ("plan", *(_STEP_SETTINGS if now["kind"] in ATTEMPT and record["ended"] else ()))
+    ignored = ("plan", *(_STEP_SETTINGS if inputs["kind"] in ATTEMPT and record["ended"] else ()))
     differences = []
     for key in list_changed_keys(new, old, [f"settings.{name}" for name in ignored]):
         kind, _, name = key.partition(".")
@@ -379,9 +379,9 @@ async def _run_locked(job: Job, needed: Mapping[str, Job], say: Say) -> str:
         return str(error)
 
 
-async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
+async def _run_unless_done(job: Job, inputs: Mapping[str, Any], say: Say) -> str:
     record = report.read_job_record(job.folder)
-    if record and (differs := _list_differences(record, now)):
+    if record and (differs := _list_differences(record, inputs)):
         aside = _move_aside(job)
         say(f"{job.name} runs again: {_format_differences(differs)}" + (f"; old output: {aside}" if aside else ""))
         record = None
@@ -394,7 +394,7 @@ async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
     port = record["port"] if record else _find_free_port() if job.serve else 0
 
     def write(*, ended: bool, failed: str = "") -> None:
-        write_json(job.record, {"made_by": now, "port": port, "ended": ended, "failed": failed})
+        write_json(job.record, {"made_by": inputs, "port": port, "ended": ended, "failed": failed})
 
     write(ended=False)  # before the run folder exists, so that a folder without a record is a foreign one
     start = job.log.stat().st_size

@@ -226,8 +226,8 @@ def write_learned_tasks(folder: RunFolder, config: Config, tasks: Collection[str
 
 
 @contextmanager
-def handle_interruption(folder: RunFolder, progress: Progress, again: str) -> Iterator[None]:
-    """Cancel on the first of `signals.STOPPING`, and raise `Interrupted` with the resuming command `again`."""
+def handle_interruption(folder: RunFolder, progress: Progress, resume_command: str) -> Iterator[None]:
+    """Cancel on the first of `signals.STOPPING`, and raise `Interrupted`, which suggests `resume_command`."""
     with cancel_on_signal() as received:
         try:
             yield
@@ -236,7 +236,7 @@ def handle_interruption(folder: RunFolder, progress: Progress, again: str) -> It
                 raise
             step = progress.finished_step
             when = f"after step {step}" if step else "before its first step"
-            fix = again if folder.log.exists() else "start it again"
+            fix = resume_command if folder.log.exists() else "start it again"
             raise Interrupted(f"{received[0]}: stopped {when}", fix=fix) from None
 
 
@@ -251,7 +251,7 @@ async def record_session(
     start: Mapping[str, str],
     changes: Sequence[Change] = (),
 ) -> AsyncIterator[None]:
-    """Log `start`, `changes`, the use of `meter`, and ``end``, or ``stop`` with a reason.
+    """Log `start`, `changes`, the machine's use by `meter`, and ``end``, or ``stop`` with a reason.
 
     Feeds the trackers meanwhile.
     """

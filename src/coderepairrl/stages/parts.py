@@ -64,7 +64,6 @@ class TrainingContext(EvaluationContext):
     """Running parts of the training loop."""
 
     curriculum: Curriculum
-    """Training tasks in order."""
     policy: LivePolicy
 
     @property

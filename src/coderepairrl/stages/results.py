@@ -23,7 +23,7 @@ from coderepairrl.stats.measures import Prices, sum_costs, summarise
 from coderepairrl.stats.outcomes import estimate_pass_rates
 from coderepairrl.types import Episode, Task
 
-_ALL_TASKS = "1/1"  # The only shard.
+_ALL_TASKS = "1/1"  # Shard of an evaluation that is not split.
 _OUTCOMES = ("resolved", "completed", "empty", "exact", "resolved_per_patch", "exact_per_patch")
 
 

@@ -135,6 +135,7 @@ def _suggest_other_log() -> Iterator[None]:
 
 
 Model = TypeVar("Model", bound=BaseModel)
+_LOOPBACK = "127.0.0.1"
 _MAX_BODY = 1 << 20  # bytes of a request; valid ones are far smaller
 
 
@@ -166,8 +167,8 @@ class AdminServer:
         self._loading = asyncio.Lock()
         self._runner: web.AppRunner | None = None
 
-    async def start(self, *, socket: Path | None = None, host: str = "127.0.0.1", port: int | None = None) -> str:
-        """Listen on a Unix socket, open to its owner only, or on `host`:`port`; returns the address.
+    async def start(self, *, socket: Path | None = None, port: int | None = None) -> str:
+        """Listen on a Unix socket, open to its owner only, or on `port` of the loopback; returns the address.
 
         Raises `UsageError` if that is taken, `EngineFault` if the engine is dead.
         """
@@ -189,9 +190,9 @@ class AdminServer:
         await self._runner.setup()
         try:
             if socket is None:
-                site = web.TCPSite(self._runner, host, port or 0)
+                site = web.TCPSite(self._runner, _LOOPBACK, port or 0)
                 await site.start()
-                return f"http://{host}:{site.port}"
+                return f"http://{_LOOPBACK}:{site.port}"
             check_socket_free(socket)
             before = os.umask(0o177)  # private from the moment of its creation
             try:
@@ -201,7 +202,7 @@ class AdminServer:
             return f"unix:{socket}"
         except OSError as error:
             await self._runner.cleanup()
-            where = socket or f"{host}:{port}"
+            where = socket or f"{_LOOPBACK}:{port}"
             raise UsageError(
                 f"cannot listen on {where}: {error.strerror or error}", fix="choose another --admin or --admin-port"
             ) from error

@@ -22,6 +22,7 @@ from coderepairrl.types import Task
 _TIMEOUT_SECONDS = 86_400.0  # A day.
 _MAX_BYTES = 64 << 20  # Of the output of a command without a terminal, which is held in memory.
 _SHELL = ("sh", "-c", "exec $(command -v bash || command -v sh)")
+# Runs its arguments with the Python of the sandbox; without one, the error names python3.
 _PYTHON = 'exec "$(command -v python3 || command -v python || echo python3)" -c "$@"'
 _PSEUDOTERMINAL = """
 import fcntl, os, pty, select, socket, struct, sys, termios

@@ -52,7 +52,6 @@ class EvaluationWatch:
     """Attempts of earlier processes."""
     prices: Prices | None
     say: Callable[[str], None]
-    """Prints a line."""
     stops: bool = True
     """Whether attempts that sample nothing raise, not only void ones."""
 

@@ -115,7 +115,7 @@ def report(
     from coderepairrl import report as reports
     from coderepairrl.report import jobs
 
-    for option, value, main_value, main_option in (
+    for option, value, main_value, main_option in (  # an option and the one that it needs, each with its value
         ("--baseline", baseline, figure, "--figure FILE.svg"),
         ("--port", port, serve or None, "--serve"),
         ("--flow-commands", flow_commands, thesis, "--thesis FOLDER"),

@@ -183,12 +183,12 @@ def select_candidates(candidates: Sequence[Candidate], keep: Keep) -> Selection:
 def _active_filters(keep: Keep) -> Iterator[tuple[str, Filter]]:
     """Filters that `keep` switches on, named as on the command line."""
 
-    def has_reward(each: Candidate) -> bool:
+    def is_rewarded(each: Candidate) -> bool:
         return keep.above < 0 if each.reward is None else each.reward > keep.above
 
     yield f"keep.endings={','.join(keep.endings)}", lambda some: [each for each in some if each.ending in keep.endings]
     yield _WELL_FORMED, lambda some: [each for each in some if not each.malformed]
-    yield f"keep.above={keep.above:g}", lambda some: list(filter(has_reward, some))
+    yield f"keep.above={keep.above:g}", lambda some: list(filter(is_rewarded, some))
     if keep.passed:
         yield "keep.passed=true", lambda some: [each for each in some if each.passed]
     yield _DISTINCT, _drop_duplicates
@@ -199,6 +199,7 @@ def _active_filters(keep: Keep) -> Iterator[tuple[str, Filter]]:
 
 
 def _sort_by_reward(attempts: Sequence[Candidate]) -> list[Candidate]:
+    # highest first; those that were not judged come last
     return sorted(attempts, key=lambda each: float("inf") if each.reward is None else -each.reward)
 
 

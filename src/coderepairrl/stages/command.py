@@ -57,18 +57,18 @@ async def run_training(
         if not config.reward:
             progress.say(f"reward: {plan.reward_descriptions['train']}")
         await _begin_training(plan, folder, progress, resume=resume)
-        async with open_training(plan, folder, progress) as parts:
+        async with open_training(plan, folder, progress) as context:
             history = read_history(folder)
             changes = []
             if resume:  # `check_folder` compared them before the run was locked
                 changes = list_changes(folder, history, plan.config, plan.reward_versions, plan.too_long)
             start = {"sandbox": plan.agent_setup.sandbox.name, "engine": plan.model.engine.name, "clip": plan.clip}
             async with life_cycle.record_session(
-                parts.log, folder, plan.config, history, progress, meter, start, changes
+                context.log, folder, plan.config, history, progress, meter, start, changes
             ):
                 if plan.clip.startswith("never"):  # it is "never: REASON"
                     progress.say(f"clipping has no effect{plan.clip.removeprefix('never')}")
-                await train(parts, history)
+                await train(context, history)
     return summarise_training(folder)
 
 

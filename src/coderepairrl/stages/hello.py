@@ -124,6 +124,7 @@ def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
         evaluated += before + after
         whole, *slices = compare_slices(before, after)
         changes: dict[str, Any] = _list_changes(whole)
+        # of the slices, only issues that quote the broken line, and those that do not
         changes |= {
             each.slice.replace(" ", "_"): _list_changes(each) for each in slices if each.slice in QUOTES.values()
         }

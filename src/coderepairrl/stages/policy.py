@@ -112,7 +112,7 @@ class LivePolicy:
         for step, config in configs.items():
             # settings that changed before this step need another learner, which continues from a new checkpoint
             if step > steps.start and make_learn_settings(config) != make_learn_settings(configs[step - 1]):
-                if self.learner.version:
+                if self.learner.version:  # published only to compare the checksum
                     shutil.rmtree((await self._publish_verified(history, step - 1)).path)
                 await save_checkpoint(self.learner, self.run, self.config, step - 1)
                 await self._load_checkpoint(config, step - 1)

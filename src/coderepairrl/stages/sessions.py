@@ -56,12 +56,12 @@ class SessionRequest(_RequestModel):
 
 
 class Sessions:
-    """Open sessions of `server` by id."""
+    """Open sessions of `gateway` by id."""
 
     def __init__(
-        self, server: Gateway, limits: Limits, log: Log | None = None, *, side_calls: SideCalls | None = None
+        self, gateway: Gateway, limits: Limits, log: Log | None = None, *, side_calls: SideCalls | None = None
     ) -> None:
-        self._server = server
+        self._gateway = gateway
         self._side_calls: SideCalls = side_calls or "mask"
         self._limits = limits
         self._log = log
@@ -81,11 +81,11 @@ class Sessions:
         requested = request.sampling.model_dump(exclude_none=True)
         if "stop" in requested:
             requested["stop"] = tuple(requested["stop"])
-        sampling = replace(self._server.sampling, **requested)
+        sampling = replace(self._gateway.sampling, **requested)
         if self._log is not None:
             schedule = {"phase": "serve", "step": 0, "group": name, "attempt": 0, "task": ""}
             self._log.append("episode", id=name, **schedule, seed=request.seed, limits=limits, sampling=sampling)
-        session = self._server.open(name, limits=limits, seed=request.seed, sampling=sampling)
+        session = self._gateway.open(name, limits=limits, seed=request.seed, sampling=sampling)
         self._open[name] = session, sampling
         endpoint = session.endpoint
         return {
@@ -115,7 +115,7 @@ class Sessions:
         """End the session `name`; return its description. Raises KeyError."""
         entry = self._open[name]
         session, _ = entry
-        turns = await self._server.close(session)
+        turns = await self._gateway.close(session)
         if self._open.get(name) is entry:  # no other call has closed it, or opened a new one of that name
             del self._open[name]
             if self._log is not None:

@@ -151,9 +151,9 @@ def _write_merged_run(folder: RunFolder, target: Path, parts: Sequence[_ShardRun
         log.append("end", step=0)
 
 
-def _merge_episodes(parts: Sequence[_ShardRun], place: str) -> tuple[list[Episode], dict[str, dict[str, float]]]:
+def _merge_episodes(parts: Sequence[_ShardRun], stem: str) -> tuple[list[Episode], dict[str, dict[str, float]]]:
     """Episodes in the order of one run, and metrics by id."""
-    rows = {name: row for part in parts for name, row in part.folder.attempts(place).items()}
-    episodes = [episode for part in parts for episode in part.folder.episodes(place)]
+    rows = {name: row for part in parts for name, row in part.folder.attempts(stem).items()}
+    episodes = [episode for part in parts for episode in part.folder.episodes(stem)]
     # by length first: after group 999, names are longer
     return sorted(episodes, key=lambda each: (len(each.group), each.group, each.attempt)), rows

@@ -41,88 +41,88 @@ from coderepairrl.stats.measures import summarise
 from coderepairrl.types import Ending, Episode, Sampling
 
 
-async def train(parts: TrainingContext, history: History) -> None:
+async def train(context: TrainingContext, history: History) -> None:
     """Run the steps missing in `history`, with due evaluations and checkpoints.
 
     A step depends on log and config alone, so a killed run continues from the log's history. Raises `HealthGateError`,
     `RunError`, `LearnerFault`.
     """
-    run, policy = parts.config.run, parts.policy
-    references = await restore_run(parts, history)
-    window = StalenessWindow(parts.config.rollout.tasks_per_step, parts.config.rollout.max_staleness)
+    run, policy = context.config.run, context.policy
+    references = await restore_run(context, history)
+    window = StalenessWindow(context.config.rollout.tasks_per_step, context.config.rollout.max_staleness)
     async with GroupQueue(window) as queue:
         for step in range(history.step + 1, run.steps + 1):
-            await evaluate_if_due(parts, history, step - 1)
+            await evaluate_if_due(context, history, step - 1)
 
-            began, sampled = time.monotonic(), parts.log.sampled
-            groups = await attempt_tasks(parts, history, references, queue)
-            batch = make_batch(list_episodes(groups), parts.config)
+            began, sampled = time.monotonic(), context.log.sampled
+            groups = await attempt_tasks(context, history, references, queue)
+            batch = make_batch(list_episodes(groups), context.config)
             rolled_out = time.monotonic()
 
-            parts.progress.report_failures()
-            parts.log.sync()  # weights must not depend on an episode that a power cut could still lose
+            context.progress.report_failures()
+            context.log.sync()  # weights must not depend on an episode that a power cut could still lose
             learned, checksum = await policy.improve(batch, history)  # groups in `queue` continue meanwhile
             seconds = {"rollout_seconds": rolled_out - began, "learn_seconds": time.monotonic() - rolled_out}
 
             record = {"step": step, "version": policy.version, "checksum": checksum}
-            record |= summarise_step(groups, batch, learned, seconds, references, queue, parts.log.sampled - sampled)
+            record |= summarise_step(groups, batch, learned, seconds, references, queue, context.log.sampled - sampled)
             alarms = gates.check_gates([*history.steps, record], run)
-            commit_step(parts, history, record, groups, alarms)
+            commit_step(context, history, record, groups, alarms)
             # added last: rewards of a step must not compare with its own repairs
             references.add(step, list_episodes(groups))
-            await export_step(parts, history, list_episodes(groups), references)
-            raise_alarms(parts, alarms)
+            await export_step(context, history, list_episodes(groups), references)
+            raise_alarms(context, alarms)
 
-    await evaluate_if_due(parts, history, run.steps)
+    await evaluate_if_due(context, history, run.steps)
 
 
-async def restore_run(parts: TrainingContext, history: History) -> References:
+async def restore_run(context: TrainingContext, history: History) -> References:
     """Bring engine and learner to the end of `history`; return verified references.
 
     Finishes the last step's files, checkpoint and alarms. Raises `HealthGateError`.
     """
     if history.step:
-        parts.progress.resume(history.step, replayed_steps(parts.folder, history))
-    await parts.policy.restore(history)
-    max_per_task = parts.config.tasks.verified_references or 0
-    references = read_references(parts.folder, history, parts.train_tasks, max_per_task)
+        context.progress.resume(history.step, replayed_steps(context.folder, history))
+    await context.policy.restore(history)
+    max_per_task = context.config.tasks.verified_references or 0
+    references = read_references(context.folder, history, context.train_tasks, max_per_task)
     if history.steps:
-        last_episodes = read_consumed_episodes(parts.folder, history.steps[-1:])[history.step]
-        await export_step(parts, history, last_episodes, references)
-        raise_alarms(parts, gates.find_unannounced_alarms(history.steps, history.stopped, parts.config.run))
+        last_episodes = read_consumed_episodes(context.folder, history.steps[-1:])[history.step]
+        await export_step(context, history, last_episodes, references)
+        raise_alarms(context, gates.find_unannounced_alarms(history.steps, history.stopped, context.config.run))
     return references
 
 
 async def attempt_tasks(
-    parts: TrainingContext, history: History, references: References, queue: GroupQueue
+    context: TrainingContext, history: History, references: References, queue: GroupQueue
 ) -> list[Group]:
     """Sample groups for the next step, and up to `curriculum.refill` more for uninformative ones.
 
     With `rollout.max_staleness` some began before the last update, and others continue after the return.
     """
-    groups, version = list[Group](), parts.policy.version
-    while missing := count_missing_groups(groups, parts.config):
-        fill_queue(parts, history, queue, missing, groups)
+    groups, version = list[Group](), context.policy.version
+    while missing := count_missing_groups(groups, context.config):
+        fill_queue(context, history, queue, missing, groups)
         if stale := await queue.requeue_stale(version, missing):
-            parts.log.append("shed", step=history.step, version=version, groups=stale)
+            context.log.append("shed", step=history.step, version=version, groups=stale)
             history.forget(stale)
-            parts.progress.say(f"groups begun again, as no step could consume them in time: {', '.join(stale)}")
-        begin_groups(parts, history, references, queue)
+            context.progress.say(f"groups begun again, as no step could consume them in time: {', '.join(stale)}")
+        begin_groups(context, history, references, queue)
         groups += await queue.take(version, missing)
         check_health(groups)
     return groups
 
 
 def fill_queue(
-    parts: TrainingContext, history: History, queue: GroupQueue, missing: int, taken: Sequence[Group]
+    context: TrainingContext, history: History, queue: GroupQueue, missing: int, taken: Sequence[Group]
 ) -> None:
     """Fill `queue` for a step that has `taken` groups and needs `missing` more, interrupted ones first."""
     present = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
-    tasks = {task.id: task for task in parts.train_tasks}
+    tasks = {task.id: task for task in context.train_tasks}
     for slot in plan_due_groups(
-        parts.curriculum,
-        attempts=parts.config.rollout.group_size,
-        wanted=queue.window.capacity(missing, len(queue.slots), later=parts.config.run.steps - history.step - 1),
+        context.curriculum,
+        attempts=context.config.rollout.group_size,
+        wanted=queue.window.capacity(missing, len(queue.slots), later=context.config.run.steps - history.step - 1),
         consumed=history.consumed | present.keys(),
         outcomes=history.outcomes,
         taken=[task.id for task in present.values()],
@@ -131,19 +131,19 @@ def fill_queue(
         queue.add(slot, history.begun[slot.group].version if slot.group in history.begun else None)
 
 
-def begin_groups(parts: TrainingContext, history: History, references: References, queue: GroupQueue) -> None:
+def begin_groups(context: TrainingContext, history: History, references: References, queue: GroupQueue) -> None:
     """Begin waiting groups; interrupted ones keep finished episodes."""
-    rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
+    rollout, step, version = context.config.rollout, history.step + 1, context.policy.version
     interrupted = [slot.group for slot in queue.waiting if slot.group in history.begun]
-    finished = read_finished_episodes(parts.folder, interrupted, history.given_up)
+    finished = read_finished_episodes(context.folder, interrupted, history.given_up)
 
     def make(slot: PlannedGroup, began: Callable[[], None]) -> Coroutine[Any, Any, Group]:
         begun = history.begun.setdefault(slot.group, BegunGroup(slot.phase, step, slot.task.id, version))
         return make_group(
-            parts.rollout,
+            context.rollout,
             replace(slot, step=begun.step),
             sampling=Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens),
-            retries=parts.config.run.retries,
+            retries=context.config.run.retries,
             finished=[episode for episode in finished if episode.group == slot.group],
             tried=history.tried,
             verified=references.before(begun.step),
@@ -151,7 +151,7 @@ def begin_groups(parts: TrainingContext, history: History, references: Reference
         )
 
     queue.start(make)
-    parts.progress.report_failures()
+    context.progress.report_failures()
 
 
 def count_missing_groups(groups: Sequence[Group], config: Config) -> int:
@@ -201,7 +201,7 @@ def summarise_step(
 
 
 def commit_step(
-    parts: TrainingContext,
+    context: TrainingContext,
     history: History,
     record: dict[str, Any],
     groups: Sequence[Group],
@@ -209,35 +209,35 @@ def commit_step(
 ) -> None:
     """Log a step's record with its alarms; warn if nothing was sampled."""
     record["alarms"] = [alarm.as_json() for alarm in alarms]
-    log_step(parts.log, history, parts.progress, record, (group.id for group in groups))
+    log_step(context.log, history, context.progress, record, (group.id for group in groups))
     if record["account"]["sampled"] == 0:
-        parts.progress.say(
+        context.progress.say(
             f"nothing was sampled: no episode of step {record['step']} had room for an answer, or for its prompt, in"
             f" rollout.tokens and the model's context"
-            f" (crrl report {shlex.quote(str(parts.folder.path))} --episode {record['episodes'][0]})"
+            f" (crrl report {shlex.quote(str(context.folder.path))} --episode {record['episodes'][0]})"
         )
 
 
-def raise_alarms(parts: TrainingContext, alarms: Sequence[gates.Alarm]) -> None:
+def raise_alarms(context: TrainingContext, alarms: Sequence[gates.Alarm]) -> None:
     """Print all alarms, then raise `HealthGateError` for the first that stops the run."""
     for alarm in alarms:
-        parts.progress.alarm(alarm.text)
+        context.progress.alarm(alarm.text)
     if stopping := next((alarm for alarm in alarms if alarm.stops), None):
         raise HealthGateError(stopping.text, fix=stopping.fix)
 
 
 async def export_step(
-    parts: TrainingContext, history: History, episodes: Sequence[Episode], references: References
+    context: TrainingContext, history: History, episodes: Sequence[Episode], references: References
 ) -> None:
     """Write the newest step's episodes, metrics, references and, if due, checkpoint."""
     step = history.step
-    parts.folder.write_episodes(f"train-{step:05d}", episodes)
-    parts.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
+    context.folder.write_episodes(f"train-{step:05d}", episodes)
+    context.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
     if references.max_per_task:
-        parts.folder.write_references(references.known)
-    if is_checkpoint_due(parts.folder, parts.config, step):
-        path = await parts.policy.save(history)
-        parts.log.append("checkpoint", step=step, path=path.name)
+        context.folder.write_references(references.known)
+    if is_checkpoint_due(context.folder, context.config, step):
+        path = await context.policy.save(history)
+        context.log.append("checkpoint", step=step, path=path.name)
 
 
 def is_evaluation_due(config: Config, step: int) -> bool:
@@ -247,42 +247,46 @@ def is_evaluation_due(config: Config, step: int) -> bool:
     return bool(config.eval.every) and step % config.eval.every == 0
 
 
-async def evaluate_if_due(parts: TrainingContext, history: History, step: int) -> None:
+async def evaluate_if_due(context: TrainingContext, history: History, step: int) -> None:
     """Evaluate after `step` updates, if due and not done."""
-    for name, tasks in parts.eval_tasks.items():
-        if is_evaluation_due(parts.config, step) and tasks and (name, step) not in history.evaluations:
-            await evaluate_policy(parts, history, name, step, parts.policy.version)
+    for name, tasks in context.eval_tasks.items():
+        if is_evaluation_due(context.config, step) and tasks and (name, step) not in history.evaluations:
+            await evaluate_policy(context, history, name, step, context.policy.version)
 
 
-async def evaluate_policy(parts: EvaluationContext, history: History, name: str, step: int, version: int) -> None:
+async def evaluate_policy(context: EvaluationContext, history: History, name: str, step: int, version: int) -> None:
     """Run evaluation `name` after `step` updates, reusing episodes of an interrupted process."""
-    config = parts.config.eval.each[name]
-    sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
-    chosen = parts.shard.share(plan_groups(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed))
-    parts.progress.report_failures()
+    config = context.config.eval.each[name]
+    sampling = Sampling(
+        config.temperature, config.top_p, config.top_k, config.min_p, context.config.rollout.turn_tokens
+    )
+    chosen = context.shard.share(
+        plan_groups(name, step, context.eval_tasks[name], config.attempts, context.config.run.seed)
+    )
+    context.progress.report_failures()
     # without verified references: they grow during training, and evaluations have to stay comparable
     groups = await make_groups(
-        parts.rollout,
+        context.rollout,
         chosen,
         sampling=sampling,
-        retries=parts.config.run.retries,
-        finished=read_finished_episodes(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
+        retries=context.config.run.retries,
+        finished=read_finished_episodes(context.folder, [slot.group for slot in chosen if slot.group in history.begun]),
         tried=history.tried,
     )
     check_health(groups)
     episodes, tasks = list_episodes(groups), (group.task for group in groups)
-    agents = find_agents_by_kind(parts.config.model_dump(mode="json"), name)
+    agents = find_agents_by_kind(context.config.model_dump(mode="json"), name)
     record = await asyncio.to_thread(  # comparing patches may take a while
-        write_results, parts.folder, name, step, version, episodes, tasks, model=parts.model_name, agents=agents
+        write_results, context.folder, name, step, version, episodes, tasks, model=context.model_name, agents=agents
     )
-    parts.log.append("eval", **record)
-    parts.log.sync()
+    context.log.append("eval", **record)
+    context.log.sync()
     history.evaluations[name, step] = record
     if (reward := record["summary"]["values"].get("reward")) is not None:
-        when = f" after step {step}" if parts.progress.total_steps else ""  # an evaluation alone has no steps
-        parts.progress.say(f"{name}{when}: reward {Interval(**reward)}")
+        when = f" after step {step}" if context.progress.total_steps else ""  # an evaluation alone has no steps
+        context.progress.say(f"{name}{when}: reward {Interval(**reward)}")
     if warning := find_common_obstacle(episodes):
-        parts.progress.alarm(f"{name}: {warning}")
+        context.progress.alarm(f"{name}: {warning}")
 
 
 def compute_step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coderepairrl.cli.output import (
-    DryRun,
-    Format,
-    Json,
-    Overrides,
-    Verbose,
-    choose_format,
-    format_nested,
-    note,
-    note_reading,
-    run_interruptible,
-    show,
-)
+from coderepairrl.cli import output
+from coderepairrl.cli.output import DryRun, Format, Json, Overrides, Verbose, format_nested, note, note_reading, show
 from coderepairrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -165,7 +154,7 @@ def run(
 
     if sum([dry_run, commands, table, bool(only)]) > 1:
         raise UsageError("--only, --dry-run, --commands and --table exclude each other", fix="name one of them")
-    chosen = choose_format(form, as_json=as_json)
+    chosen = output.choose_format(form, as_json=as_json)
     if commands and chosen != "text":
         raise UsageError("--commands prints a script for a shell", fix="leave out --json and --format")
     jobs_of_file = read_jobs_file(file, overrides or [])
@@ -186,7 +175,7 @@ def run(
             raise problem
         if dry_run:
             return
-        failures = run_interruptible(job_runner.run_jobs(jobs_of_file, jobs, note, only or []))
+        failures = output.run_interruptible(job_runner.run_jobs(jobs_of_file, jobs, note, only or []))
     show(verdict.render_result(job_runner.write_jobs_table(jobs_of_file), chosen))
     note(f"crrl report {shlex.quote(str(jobs_of_file.folder))}  the same as a page")
     if failures:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from coderepairrl import config as configs
 from coderepairrl.config.schema import Keep
 from coderepairrl.errors import UsageError, replace_crrl
-from coderepairrl.printable import format_count
+from coderepairrl.printable import format_count, join_first
 from coderepairrl.runs import logged_episodes, write_json
 from coderepairrl.runs.examples import EXAMPLES_FILE, Example, write_examples
 from coderepairrl.stages.conversations import Candidate, open_conversations
@@ -270,8 +270,7 @@ def format_selection(summary: Mapping[str, Any]) -> list[str]:
     lines = [f"{left} {dropped:>7}  {name}".rstrip() for left, dropped, name in rows]
     for part in _BALANCED_FIELDS:
         names = [f"{name} {count}" for name, count in summary[f"by_{part}"].items() if name]
-        more = [f"{len(names) - _LISTED} more"] if len(names) > _LISTED else []
         if names:
             plural = {"repository": "repositories"}.get(part, f"{part}s")
-            lines.append(f"{len(names):>7} {plural if names[1:] else part}: {', '.join([*names[:_LISTED], *more])}")
+            lines.append(f"{len(names):>7} {plural if names[1:] else part}: {join_first(names, _LISTED)}")
     return lines

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl import rewards
 from coderepairrl.errors import Fault, TaskError, UsageError
-from coderepairrl.printable import format_count
+from coderepairrl.printable import format_count, join_first
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rollout.groups import gather_or_cancel
 from coderepairrl.runs import write_atomic
@@ -88,10 +88,9 @@ def choose_predictions(
     by_id = {task.id: task for task in tasks}
     unknown = sorted({each.instance for each in predictions} - by_id.keys())
     if unknown and not skip_unknown:
-        listed = ", ".join(unknown[:_LISTED]) + (", ..." if len(unknown) > _LISTED else "")
         raise UsageError(
             f"{format_count(len(unknown), 'instance')} of the predictions not found among the"
-            f" {format_count(len(by_id), 'task')} of the source: {listed}",
+            f" {format_count(len(by_id), 'task')} of the source: {join_first(unknown, _LISTED)}",
             fix="name the benchmark of the predictions, or leave these out with --skip-unknown",
         )
     by_id = {name: by_id[name] for name in shard.share(sorted(by_id))} if shard != WHOLE else by_id
@@ -288,12 +287,11 @@ def format_grades_table(by_model: Sequence[GradeTotals]) -> str:
             f"  {of_patches:<{width}}   {each.per_patch or 'none'}  (clustered)",
         ]
         if each.missing:
-            more = f", ... ({len(each.missing):,})" if len(each.missing) > _LISTED else ""
             lines += [
-                f"  missing, counted as not resolved: {', '.join(each.missing[:_LISTED])}{more}",
+                f"  missing, counted as not resolved: {join_first(each.missing, _LISTED)}",
                 "  (like the SWE-bench leaderboard; --of listed counts only the tasks that the predictions list)",
             ]
         if each.faults:
             name, reason = next(iter(each.faults.items()))
-            lines.append(f"  no verdict, not counted: {', '.join(list(each.faults)[:_LISTED])}; {name}: {reason}")
+            lines.append(f"  no verdict, not counted: {join_first(list(each.faults), _LISTED)}; {name}: {reason}")
     return "\n".join(lines)

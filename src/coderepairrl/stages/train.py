@@ -256,26 +256,22 @@ async def evaluate_if_due(context: TrainingContext, history: History, step: int)
 
 async def evaluate_policy(context: EvaluationContext, history: History, name: str, step: int, version: int) -> None:
     """Run evaluation `name` after `step` updates, reusing episodes of an interrupted process."""
-    config = context.config.eval.each[name]
-    sampling = Sampling(
-        config.temperature, config.top_p, config.top_k, config.min_p, context.config.rollout.turn_tokens
-    )
-    chosen = context.shard.share(
-        plan_groups(name, step, context.eval_tasks[name], config.attempts, context.config.run.seed)
-    )
+    config, section = context.config, context.config.eval.each[name]
+    sampling = Sampling(section.temperature, section.top_p, section.top_k, section.min_p, config.rollout.turn_tokens)
+    chosen = context.shard.share(plan_groups(name, step, context.eval_tasks[name], section.attempts, config.run.seed))
     context.progress.report_failures()
     # without verified references: they grow during training, and evaluations have to stay comparable
     groups = await make_groups(
         context.rollout,
         chosen,
         sampling=sampling,
-        retries=context.config.run.retries,
+        retries=config.run.retries,
         finished=read_finished_episodes(context.folder, [slot.group for slot in chosen if slot.group in history.begun]),
         tried=history.tried,
     )
     check_health(groups)
     episodes, tasks = list_episodes(groups), (group.task for group in groups)
-    agents = find_agents_by_kind(context.config.model_dump(mode="json"), name)
+    agents = find_agents_by_kind(config.model_dump(mode="json"), name)
     record = await asyncio.to_thread(  # comparing patches may take a while
         write_results, context.folder, name, step, version, episodes, tasks, model=context.model_name, agents=agents
     )

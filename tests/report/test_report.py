@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
+from coderepairrl.config import load_config
 from coderepairrl.errors import UsageError
 from coderepairrl.report import Site, export_figures, format_csv
 from coderepairrl.report.analysis import Report, compare_runs, list_differences
@@ -78,7 +79,7 @@ def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     for part in (whole, *slices):  # also measures that only some episodes have
         for name, change in part.changes.items():
             assert part.late[name].value - part.early[name].value == pytest.approx(change.change.value), name
-    shown = compare_first_and_last(run, 6)
+    shown = compare_first_and_last(RunFolder(run), load_config(run))
     for name, measure in MEASURES.items():
         if name in shown:
             told = (whole.early[measure].value, whole.late[measure].value, whole.changes[measure].change.value)

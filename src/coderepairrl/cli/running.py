@@ -92,7 +92,7 @@ def train(
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, next step."""
     note_reading(file)
     from coderepairrl.stages import command, life_cycle
-    from coderepairrl.stages.hello import format_training, summarise_first_and_last
+    from coderepairrl.stages.hello import compare_first_and_last, format_training
 
     _refuse_verbose_run(verbose=verbose, dry_run=dry_run)
     config, folder = life_cycle.load_settings(file, overrides or [], resume=resume)
@@ -108,7 +108,7 @@ def train(
         f"crrl fix REPOSITORY --issue FILE --policy {run}": "the policy on a bug of yours",
         f"crrl export {run} FOLDER": "its weights, for other programs",
     }
-    show(format_training(summarise_first_and_last(folder, config), next_commands))
+    show(format_training(compare_first_and_last(folder, config), next_commands))
 
 
 def sft(

@@ -136,12 +136,8 @@ def _agent_settings(agents: Sequence[str], configured: Agent) -> list[str]:
     ]
 
 
-def is_task_source(what: str) -> bool:
-    """Whether `what` names a task source, not a TOML file, shipped config or run."""
-    return _find_config_file(what) is None
-
-
-def _find_config_file(what: str) -> Path | None:
+def find_config_file(what: str) -> Path | None:
+    """TOML file, shipped config or run that `what` names; None for a task source."""
     if what in configs.shipped_configs():
         return configs.shipped_configs()[what]
     return configs.find_run_folder(what) or (Path(what).expanduser() if what.endswith(".toml") else None)
@@ -150,7 +146,7 @@ def _find_config_file(what: str) -> Path | None:
 def _plan_policy(
     what: str, settings: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool
 ) -> AgentPlan:
-    if (file := _find_config_file(what)) is None:
+    if (file := find_config_file(what)) is None:
         return _plan_on_source(what, settings, policy, agents, collects)
     settings = [f"run.name={_name_run(what, collects)}", *settings]
     if policy is None:

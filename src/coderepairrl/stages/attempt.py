@@ -32,7 +32,7 @@ def plan_attempt(
         raise UsageError(f"{output} already holds a run", fix="name a new folder: an attempt is not continued")
     settings, option_words = arguments.split_settings(words)
     options = configs.parse_options(option_words, "path")
-    if arguments.is_task_source(what):
+    if arguments.find_config_file(what) is None:
         if policy is None:
             command = shlex.join(["crrl", "attempt", what, task_id, "--policy"])
             raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")

@@ -83,18 +83,10 @@ def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool 
             config, resume=resume, folder=folder, show=describe_episode, resume_command="crrl hello --resume {run}"
         )
     )
-    report = summarise_first_and_last(folder, config)
+    report = compare_first_and_last(folder, config)
     if as_json:
         return json.dumps(report)
     return format_training(report, {"crrl config qwen3-0.6b": "the settings that train a real model on one GPU"})
-
-
-def summarise_first_and_last(folder: RunFolder, config: Config) -> dict[str, Any]:
-    """Call `compare_first_and_last`, and add seed and time."""
-    report = compare_first_and_last(folder.path, config.run.steps) | {"seed": config.run.seed}
-    if used := sum_usage(record for record, _ in Tail(folder.log).records("start", "used")):
-        report |= {"wall_s": round(used.seconds, 1), "cpu_s": round(used.cpu_seconds, 1)}
-    return report
 
 
 def format_training(report: Mapping[str, Any], next_commands: Mapping[str, str]) -> str:
@@ -104,21 +96,20 @@ def format_training(report: Mapping[str, Any], next_commands: Mapping[str, str])
         format_hello(report),
         "",
         format_headline(report),
-        *list_next_commands(report, next_commands),
+        *list_next_commands(report["run"], next_commands),
     )
     return "\n".join(parts)
 
 
-def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
-    """Compare a run's evaluations before step 1 and after step `last`, paired by task, clustered by function.
+def compare_first_and_last(folder: RunFolder, config: Config) -> dict[str, Any]:
+    """Compare evaluations before the first and after the last step, paired by task, clustered by function.
 
-    Slices of ``eval``, and further evaluations, are nested below their names.
+    Slices of ``eval``, and further evaluations, are nested below their names. Adds counts, seed and seconds.
     """
-    run = open_run(path)
     report: dict[str, Any] = {}
     evaluated: list[Episode] = []
-    for name in configs.load_config(path).eval.each:
-        before, after = list(run.episodes(f"{name}-00000")), list(run.episodes(f"{name}-{last:05d}"))
+    for name in config.eval.each:
+        before, after = (list(folder.episodes(f"{name}-{step:05d}")) for step in (0, config.run.steps))
         if not before or not after:  # switched off, or without tasks on this machine, as the run reported
             continue
         evaluated += before + after
@@ -130,16 +121,19 @@ def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
         }
         report |= changes if name == "eval" else {name: changes}
     trained = tokens = 0
-    for episode in run.episodes("train-*"):  # one at a time: a long run's turns do not fit in memory
+    for episode in folder.episodes("train-*"):  # one at a time: a long run's turns do not fit in memory
         trained += 1
         tokens += episode.sampled
-    return {
-        **report,
+    report |= {
         "tasks": len({episode.task_id for episode in evaluated if episode.phase == "eval"}),
         "episodes": trained + len(evaluated),
         "tokens": tokens + sum(episode.sampled for episode in evaluated),
-        "run": str(path),
+        "run": str(folder.path),
+        "seed": config.run.seed,
     }
+    if used := sum_usage(record for record, _ in Tail(folder.log).records("start", "used")):
+        report |= {"wall_s": round(used.seconds, 1), "cpu_s": round(used.cpu_seconds, 1)}
+    return report
 
 
 def _list_changes(comparison: MeasureChanges) -> dict[str, dict[str, Any]]:
@@ -202,9 +196,9 @@ def format_headline(report: Mapping[str, Any]) -> str:
     )
 
 
-def list_next_commands(report: Mapping[str, Any], others: Mapping[str, str]) -> list[str]:
-    """Commands to continue with: the report and `others`."""
-    command = f"crrl report {shlex.quote(str(report['run']))}"
+def list_next_commands(run: str | Path, others: Mapping[str, str]) -> list[str]:
+    """Commands to continue with: the report of `run`, and `others`."""
+    command = f"crrl report {shlex.quote(str(run))}"
     return format_next_commands(
         {command: "curves and intervals, every episode token by token (live: --serve)", **others}
     )

@@ -29,7 +29,7 @@ from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.examples import EXAMPLES_FILE
 from coderepairrl.stages import life_cycle
-from coderepairrl.stages.hello import format_headline, format_hello, list_next_commands, summarise_first_and_last
+from coderepairrl.stages.hello import compare_first_and_last, format_headline, format_hello, list_next_commands
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import EvaluationContext, open_rollout, prepare_initial_model, start_learner
 from coderepairrl.stages.policy import replayed_steps
@@ -138,7 +138,7 @@ def format_fine_tuning(folder: RunFolder, config: Config) -> str:
             f"{held_out['best_loss']:.4f} at best (step {held_out['best_step']})"
         )
     if history.evaluations:
-        report = summarise_first_and_last(folder, config)
+        report = compare_first_and_last(folder, config)
         lines += ["", format_hello(report), "", format_headline(report)]
     else:
         lines.append(f"run folder: {folder.path}")
@@ -147,7 +147,7 @@ def format_fine_tuning(folder: RunFolder, config: Config) -> str:
         f"crrl eval FILE --policy {run}": "tests passing on the held-out tasks of a configuration",
         f"crrl train FILE model.path={run}": "reinforcement learning from here, on other tasks",
     }
-    return "\n".join([*lines, *list_next_commands({"run": folder.path}, next_commands)])
+    return "\n".join([*lines, *list_next_commands(folder.path, next_commands)])
 
 
 async def _run_steps(run: _SftContext) -> None:

@@ -91,6 +91,7 @@ def test_completion(words: str, expected: str) -> None:
         ("compare 1/2 2/2 --tasks absent.txt", "--tasks completes reports and outcome files", "leave out --tasks"),
         ("run miniature --commands --json", "--commands prints a script for a shell", "leave out --json"),
         ("check model builtin:tiny thinking=no", "option thinking: Input should be a valid boolean, not 'no'", ""),
+        ("check crash lerner", "the crash test kills no 'lerner'", "did you mean 'learner'?"),
         ("check crash each kills=0", "kills=0: the crash test takes one kill or more", "crrl check crash each kills=6"),
         ("check tasks tasks.jsonl", "tasks.jsonl is not a task source", "write jsonl path=tasks.jsonl"),
         ("config kinds.toml", "kinds.hard.agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),

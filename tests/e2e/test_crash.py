@@ -113,11 +113,6 @@ def test_the_crash_test_waits_for_orphans(name: str, seconds: str, half: int) ->
     assert float(gone) == 0.0 if half else 0.3 < float(gone) < 60
 
 
-def test_an_unknown_victim_is_refused() -> None:
-    done = subprocess.run([*CRRL, "check", "crash", "lerner"], capture_output=True, text=True)
-    assert done.returncode == 2 and "learner" in done.stderr
-
-
 RECIPE = 'argv = ["{install}/npm/run"]\n[install]\nnpm = ["@a/b@1.2.3"]\n'
 MUTANTS = """
 [run]

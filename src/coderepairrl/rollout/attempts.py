@@ -19,7 +19,7 @@ from coderepairrl.sandbox.wrapped import open_workspace
 from coderepairrl.types import AgentReport, Ending, Limits, Sampling, Task, Turn
 
 _GRACE = 5.0
-"""Seconds beyond the time limit for an agent to notice it."""
+"""Seconds for an agent to end by itself after its time limit."""
 
 AgentOutcome = AgentReport | AgentFault
 AtEnd = Callable[[Sandbox, bytes], Awaitable[None]]

@@ -21,7 +21,7 @@ from coderepairrl.stages.evaluation import Evaluation, attempt_all
 from coderepairrl.stages.results import format_cost
 from coderepairrl.stats.measures import Cost, Prices, sum_costs
 
-_CHUNK = 1024  # Attempts whose conversations are in memory at a time.
+_CHUNK = 1024  # Attempts read at a time: their conversations must fit in memory.
 _BALANCED_FIELDS = ("language", "repository", "task")  # `keep.total` takes their values in turn.
 _WELL_FORMED = "well-formed tool calls"  # Arguments are a JSON object, and the tool was offered.
 _DISTINCT = "distinct patches and conversations"  # Among duplicates of a task, the highest reward is kept.

@@ -52,9 +52,9 @@ class GradeTotals(NamedTuple):
 
     model: str
     tasks: int
-    """Tasks in the denominator: all of the source, or the predicted ones."""
+    """Number in the denominator: all of the source, or the predicted."""
     source: int
-    """Tasks of the source."""
+    """Number of source tasks."""
     graded: int
     empty: int
     missing: tuple[str, ...]

@@ -33,7 +33,7 @@ TRAIN, ATTEMPT = ("train", "sft"), ("collect", "eval")
 """Kinds that make a policy, and kinds that attempt tasks."""
 _NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 _PLACEHOLDER = re.compile(r"\{([A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)?)\}")  # {JOB} or {ARM.JOB}
-_FOLDER_SETTINGS = ("run.name", "run.dir")  # Given by the job's name.
+_FOLDER_SETTINGS = ("run.name", "run.dir")  # The job's name decides them.
 # Placeholders that are filled when the job runs, and so cannot be names of jobs.
 _FILLED_LATER = ("port", "python", "folder")
 _GUIDE = "docs/guides/jobs.md has every key"

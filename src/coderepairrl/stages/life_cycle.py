@@ -189,7 +189,7 @@ def _model_parts(plan: AgentPlan | ImitationPlan) -> dict[str, Path]:
 
 
 async def _check_model(folder: RunFolder, plan: AgentPlan | ImitationPlan) -> None:
-    # The settings name a model only by its path.
+    # The settings name a model only by its path, where another may lie now.
     prepared = folder.path / "model"  # weights drawn at random, or merged or rounded from the parts below
     about = folder.about()
     for name, path in ({"model": prepared} if prepared.is_dir() else _model_parts(plan)).items():

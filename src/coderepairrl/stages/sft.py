@@ -211,7 +211,7 @@ async def _restore_run(run: _SftContext) -> None:
         run.first_metrics = await _measure_held_out(run)
         run.log.append("held_out", step=0, metrics=run.first_metrics)
         run.progress.say(f"held-out loss before the first step: {run.first_metrics[LOSS]:.4f}")
-    for record in run.history.steps[newest:]:
+    for record in run.history.steps[newest:]:  # steps are numbered from 1
         learned = await run.learner.step(_select_batch(run.plan, record["step"]))
         for name in ("loss", "grad_norm"):
             if learned.get(name) != record["metrics"].get(f"learn/{name}"):

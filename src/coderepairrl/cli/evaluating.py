@@ -78,7 +78,7 @@ def eval(
             measured = asyncio.run(evaluation.evaluate_all(planned, jobs=jobs, say=note))
         except CodeRepairError:
             complete = [results.read_results(each.folder) for each in planned if each.is_complete]
-            if complete and len(planned) > 1 and not as_json:  # those of hours are not lost because another failed
+            if complete and len(planned) > 1 and not as_json:  # another failed, but these may have taken hours
                 show(results.format_results(complete))
             raise
     if as_json:

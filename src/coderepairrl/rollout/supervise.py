@@ -50,7 +50,7 @@ class SupervisedEngine(Engine):
         self._weights: Weights | None = None
         """Weights to serve; None for the engine's initial ones."""
         self._loaded: Weights | None = None
-        """Weights of the live engine."""
+        """Weights in the live engine."""
         self._on_death = on_death
         self._lock = asyncio.Lock()
         self._awake = asyncio.Event()

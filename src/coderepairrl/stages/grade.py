@@ -52,7 +52,7 @@ class GradeTotals(NamedTuple):
 
     model: str
     tasks: int
-    """Number in the denominator: all of the source, or the predicted."""
+    """Number of tasks in the denominator: all, or the predicted."""
     source: int
     """Number of source tasks."""
     graded: int

@@ -29,7 +29,7 @@ class Trace:
         self._print(Text.assemble((f"{name:<12}", "bold"), logged(text)))
 
     def show_turn(self, turn: Turn) -> None:
-        """Show the reply, and after the first turn what preceded it; of a rewritten history, only the last message."""
+        """Show the reply and, except in the first turn, its request; of a rewritten history, only the last message."""
         *request_messages, reply = turn.messages
         if turn.index or self.full:
             for message in request_messages if turn.base is not None or self.full else request_messages[-1:]:

@@ -89,8 +89,8 @@ def summarise_training(folder: RunFolder) -> dict[str, Any]:
     """Summarise steps, evaluations, and the account of sampled tokens."""
     history = read_history(folder)
     accounts = count_tokens_by_kind(folder.records())
-    has_kinds = any(accounts)  # the only key without kinds is ""
-    kinds = {kind: {**asdict(each), "balanced": each.is_balanced} for kind, each in accounts.items() if has_kinds}
+    # without kinds of tasks, the only key is ""
+    kinds = {kind: {**asdict(each), "balanced": each.is_balanced} for kind, each in accounts.items() if any(accounts)}
     account = sum(accounts.values(), TokenAccount())
     return {
         **life_cycle.summarise_run(folder, history),

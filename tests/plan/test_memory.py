@@ -227,7 +227,7 @@ def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
     raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
     monkeypatch.setattr(learner, "MAX_LOGITS", chunk * 4096)
     monkeypatch.setattr(Policy.logprobs, "__defaults__", (chunk * 4096,))
-    monkeypatch.setitem(Policy.score.__kwdefaults__, "logits", chunk * 4096)
+    monkeypatch.setitem(Policy.score.__kwdefaults__, "max_logits", chunk * 4096)
     settings = LearnSettings(algorithm="ppo", lora=lora, gradient_checkpointing=True, micro_tokens=256, **more)
     planned = compute_learner_memory(read_shape(raw), settings, longest=1)
     assert planned.logits > planned.work

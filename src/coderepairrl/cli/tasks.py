@@ -151,7 +151,7 @@ def tasks_verify(
         audited = run_interruptible(
             audit.audit_into(folder, tasks, drawn, backend, settings, resume=resume, jobs=jobs or 2, say=note)
         )
-        _write_quarantine(trials.list_quarantined(audited), quarantine)
+        _write_quarantine(trials.list_verified_tasks(audited), quarantine)
         show(
             json.dumps(audit.audit_as_json(settings, audited))
             if as_json

@@ -48,7 +48,7 @@ def send_metrics(run: Path, name: str, *, more: Callable[[], bool] = lambda: Fal
                 is_last = not more()  # asked before reading: the last round sends all that the run logged
                 for record, end in log.records("step", "eval"):
                     send(flatten_record(record), record["step"], record["time"])
-                    # one write of constant length: an empty file would send everything again
+                    # one write of constant length: truncated first, the file could stay empty, and all be sent again
                     os.pwrite(mark.fileno(), b"%-20d" % end, 0)
                     os.fsync(mark.fileno())
                     sent += 1
@@ -77,10 +77,10 @@ def flatten_record(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _load_tracked(run: Path, about: Mapping[str, Any]) -> TrackedRun:
-    # this id is the same in copies of the run folder, and differs between runs of the same name
+    # a digest of the log's first line: equal in copies of the run folder, different in runs of the same name
     with (run / "log.jsonl").open("rb") as log:
-        began = hashlib.sha256(log.readline()).hexdigest()[:12]
-    return TrackedRun(run, str(about.get("name") or run.name), began, about.get("config") or {})
+        run_id = hashlib.sha256(log.readline()).hexdigest()[:12]
+    return TrackedRun(run, str(about.get("name") or run.name), run_id, about.get("config") or {})
 
 
 def _lock_position(file: IO[bytes], what: str, *, wait: bool) -> None:
@@ -148,7 +148,7 @@ def open_trackio(run: TrackedRun) -> Iterator[Send]:
     try:
         yield lambda metrics, step, time: tracked.log(dict(metrics), step=step)
     finally:
-        trackio.finish()  # after `tracked.finish`, trackio would finish again at exit
+        trackio.finish()  # not `tracked.finish`: trackio would finish again at exit
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from coderepairrl.types import Ending, Episode
 
 _PATIENCE = 2  # Rounds (of `concurrency` attempts) with the same obstacle before an evaluation warns or stops.
 _MIN_SILENT = 10  # An evaluation stops if its first attempts, at least this many, sample no token.
-# Obstacles, as predicates of "N attempts".
+# Obstacles, worded to follow "N attempts".
 _VOID, _SILENT, _TIMED_OUT = "are void", "sampled nothing", "ended by the time limit"
 _FIX = {
     _VOID: "remove the cause, then continue with --resume",
@@ -53,7 +53,7 @@ class EvaluationWatch:
     prices: Prices | None
     say: Callable[[str], None]
     stops: bool = True
-    """Whether attempts that sample nothing raise, not only void ones."""
+    """Whether attempts that sample nothing stop the evaluation; void ones always do."""
 
     def __post_init__(self, before: Iterable[Episode]) -> None:
         self._valid: list[Episode] = []  # Without turns, which are large.

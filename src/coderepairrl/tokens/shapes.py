@@ -57,7 +57,7 @@ EXAMPLES: Mapping[Shape, tuple[tuple[Message, ...], ...]] = {
 
 
 def find_unwritten_shapes(render: Render, *, has_tools: bool = True) -> frozenset[Shape]:
-    """Find the shapes that a template cannot write; without tools, only of conversations without calls."""
+    """Find the shapes that a template cannot write; without tools, try only conversations without calls."""
     return frozenset(
         shape
         for shape, each in EXAMPLES.items()
@@ -78,6 +78,7 @@ def is_written(render: Render, conversation: Sequence[Message]) -> bool:
         return False
     if any(message["content"] not in text for message in conversation):
         return False
+    # a template that writes system messages as replies writes the same if one has the role of a reply
     last = max((at for at, message in enumerate(conversation) if message["role"] == "system"), default=0)
     reply = {**conversation[last], "role": "assistant"}
     try:
@@ -101,9 +102,9 @@ _JOINED = {
 
 
 def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: int | None = None) -> Reshaped:
-    """Rewrite `messages`, a conversation or what follows a reply with `calls` calls, so that it has none of `shapes`.
+    """Rewrite a conversation so that it has none of `shapes`; with `calls`, it continues a reply with as many calls.
 
-    The result of a longer conversation begins with that of a shorter one.
+    After the first reply, adding messages only extends the result: messages are appended, or text to the last one.
     """
     shaped: list[Message] = []
     changes: list[tuple[int, Shape]] = []
@@ -124,7 +125,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
         role = message["role"]
         last = shaped[-1]["role"] if shaped else "" if opening else "assistant"
         if role == "system" and opening and last and must_rewrite(at, Shape.SYSTEMS):
-            has_system = shaped[0]["role"] == "system"
+            has_system = shaped[0]["role"] == "system"  # then the first message is replaced, else one is inserted
             shaped[:has_system] = [_join_messages(shaped[0], message) if has_system else message]
             continue
         is_late = role == "system" and not opening

@@ -103,7 +103,7 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
         assert rate.independent.low <= hits / measured <= rate.independent.high and rate.independent.high > 0.3
     assert by_name["mutants accepted"].measured == 6 and by_name["mutants accepted"].independent is None
 
-    assert select.write_quarantine(trials.list_quarantined(found), tmp_path / "q.jsonl") == 3
+    assert select.write_quarantine(trials.list_verified_tasks(found), tmp_path / "q.jsonl") == 3
     apart = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
     assert [each["id"] for each in apart] == ["broken", "solved", "flaky"] and all(each["reason"] for each in apart)
     assert sum(line.startswith("[") for line in lines) == 9
@@ -138,7 +138,7 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
     assert all(each.passes is None and each.fails is None and each.faults for each in none)
     assert {each.measured for each in audit.compute_rates(none)} == {0}
     assert all(each.independent is each.clustered is None for each in audit.compute_rates(none))
-    assert not trials.list_quarantined(none)
+    assert not trials.list_verified_tasks(none)
     assert "NaN" not in audit.dumps(audit.audit_as_json(SETTINGS, none))
     assert len(file.read_text().splitlines()) == 1
     some = await again(Failing(8))

@@ -82,7 +82,7 @@ class TaskAudit(NamedTuple):
     """Mutants dropped as equivalent to the reference."""
     problems: tuple[str, ...]
     settled: Task | None
-    """Usable task (`task_source.keep_steady_tests`); None also if unknown."""
+    """Task with its steady tests (`task_source.keep_steady_tests`); None if unusable, or unknown."""
     faults: Mapping[str, str]
     """Reasons by unanswered question."""
 
@@ -138,7 +138,7 @@ async def audit_tasks(
 
         async def audit_task(task: Task) -> TaskAudit:
             nonlocal done
-            async with task_slots:  # so that some tasks are done while others have not begun
+            async with task_slots:  # else the first trials of all tasks would run before any task is done
                 result = await _Trials(source, sandbox, settings, lines, rows_by_run, trial_slots, say, task).run()
             done += 1
             say(f"[{done}/{len(tasks)}] {summarize_audit(result)}")
@@ -160,7 +160,7 @@ async def _prepare_tasks(tasks: Sequence[Task], jobs: int, say: Say) -> None:
 
 
 def _read_trials(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict[tuple[str, str, int], Row]:
-    """Rows by task, trial and run. Raises `UsageError`."""
+    """Rows by task, trial and run; `of` is the digest of the tried task. Raises `UsageError`."""
     digests, rows_by_run = {task.id: _task_digest(task) for task in tasks}, {}
     for number, row in enumerate(rows, 2):
         try:
@@ -249,34 +249,34 @@ class _Trials:
 
     async def _try_mutants(self, audited: TaskAudit, survey: Row) -> TaskAudit:
         wrong, no_wrong = [codec.restore(WrongPatch, each) for each in survey["wrong"]], survey["no_wrong"]
-        solution = self.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
+        reference = self.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
         if wrong and not self.task.reference:
             verdict = await self._run_verdict_trial(
-                "solution as a patch", 0, lambda: self._grade_patched(solution, solution)
+                "solution as a patch", 0, lambda: self._grade_patched(reference, reference)
             )
             if verdict is None or verdict.problem:
                 wrong, no_wrong = [], "the solution does more than change files of the workspace"
-        accepted = await asyncio.gather(*(self._try_mutant(each, solution) for each in wrong))
+        accepted = await asyncio.gather(*(self._try_mutant(each, reference) for each in wrong))
         return audited._replace(wrong=tuple(accepted), no_wrong=no_wrong, same=survey["same"])
 
-    async def _try_mutant(self, wrong: WrongPatch, solution: bytes) -> MutantTrial:
+    async def _try_mutant(self, wrong: WrongPatch, reference: bytes) -> MutantTrial:
         # Repeated while the checks pass, so that a flaky test accepts no mutant.
         question = f"mutant {hashlib.sha256(wrong.patch).hexdigest()[:16]}"
         for run in range(self.settings.repeat):
-            verdict = await self._run_verdict_trial(question, run, lambda: self._grade_patched(wrong.patch, solution))
+            verdict = await self._run_verdict_trial(question, run, lambda: self._grade_patched(wrong.patch, reference))
             if verdict is None:
                 return MutantTrial(wrong, None, self.faults[question])
             if verdict.problem:
                 return MutantTrial(wrong, False, verdict.problem)
         return MutantTrial(wrong, True, "")
 
-    async def _grade_patched(self, patch: bytes, solution: bytes) -> Verdict:
-        # A patch may change only those steering files (`grading.steering`) that the reference changes.
-        task = replace(self.task, reference=solution)
+    async def _grade_patched(self, patch: bytes, reference: bytes) -> Verdict:
+        # A patch may change those steering files (`grading.steering`) that the task's reference changes.
+        task = replace(self.task, reference=reference)
         return (await task_source.grade_in_fresh_sandbox(task, self.sandbox, patch))._replace(outcomes={})
 
     async def _grade_reference(self, repaired_task: Task) -> Verdict:
-        # Raises `GraderFault` without a sign that the checks began.
+        # Raises `GraderFault` if nothing shows that the checks began.
         verdict = await task_source.grade_in_fresh_sandbox(repaired_task, self.sandbox, repaired_task.reference)
         if verdict.doubtful:
             raise GraderFault(f"the checks cannot run in the sandbox: {verdict.problem}", fix=TO_INSTALL)
@@ -357,7 +357,7 @@ async def _read_content(fresh: Sandbox, path: str) -> bytes | None:
 
 
 async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
-    """Diff of `solution`'s first command, without `solution.restore`."""
+    """Diff that the first command of `solution` makes, without the files in `solution.restore`."""
     if problem := await grading.restore_files(fresh, solution):
         raise TaskError(f"the solution cannot be put in place: {problem}")
     await fresh.exec(solution.commands[0].argv, timeout=solution.commands[0].timeout)
@@ -384,8 +384,8 @@ def summarize_audit(audited: TaskAudit) -> str:
     return f"{audited.task.id}: {', '.join(marks)}"
 
 
-def list_quarantined(audited: Iterable[TaskAudit]) -> list[select.VerifiedTask]:
-    """Tried tasks with their problems, for `select.write_quarantine`.
+def list_verified_tasks(audited: Iterable[TaskAudit]) -> list[select.VerifiedTask]:
+    """Tried tasks, each with its problem if any, for `select.write_quarantine`.
 
     A history with the repair makes a task unusable; accepted patches are for a human to judge.
     """

@@ -2,7 +2,7 @@
 
 
 class Clock:
-    """Interrupt a test after `each` seconds, or (0) after half of what remains of `whole`.
+    """Interrupt a test after `each` seconds; if `each` is 0, after half of the seconds that remain of `whole`.
 
     Raises `Late` in the main thread repeatedly; `except Exception` does not catch it.
     """

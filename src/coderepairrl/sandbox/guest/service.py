@@ -46,12 +46,13 @@ class Limits:
             return "memory"
         if self.sockets and self._count_sockets() > self.sockets:
             return "sockets"
+        # without file systems of its own, a sandbox shows the machine's terminals
         if self.memory_folders and len(os.listdir(TERMINALS)) > MOST_TERMINALS:
             return "terminals"
         return "files" if self.memory_folders and self._count_files() > self.files else ""
 
     def _measure_memory(self) -> int:
-        """Bytes held by all other processes; shared pages count once if RSS exceeds the limit."""
+        """Bytes held by all other processes; RSS, or if that exceeds the limit PSS, which divides shared pages."""
         pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
         page, resident = resource.getpagesize(), 0
         for pid in pids:
@@ -95,7 +96,7 @@ def list_descendants() -> list[int]:
 
 
 SPAWN_ERRORS = {2: 127, 20: 127}  # ENOENT, ENOTDIR as a shell reports them; everything else is 126
-STRAYS = 20  # entries that a diff visits at most, per new file that it may hold
+STRAYS = 20  # a diff visits at most this many entries for each new file that is allowed
 WATCH_SECONDS = 0.1
 # signals that Python or the guest ignores or handles, and commands must not
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
@@ -116,7 +117,8 @@ class Guest:
         self._wake_writer.setblocking(False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # else a command could end us through Python's own handler
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing is written to the descriptor below
-        signal.siginterrupt(signal.SIGCHLD, False)  # restart calls: under a supervisor, signals interrupt more of them
+        # restart interrupted calls: with sandlock's supervisor, signals interrupt more of them
+        signal.siginterrupt(signal.SIGCHLD, False)
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         self.oom_file: int | None = None  # new processes inherit the score in it
         if sys.platform == "linux":
@@ -160,7 +162,7 @@ class Guest:
         self.rlimits = {}
 
     def drop_rights(self) -> None:
-        """Drop remaining rights before touching anything of the task."""
+        """Drop rights before touching anything of the task; here none are left."""
 
     def answer(self, operation: str, body: bytes | None, arguments: dict[str, Any]) -> None:
         """Handle a request and send exactly one reply; otherwise all later ones would be mismatched."""
@@ -296,7 +298,7 @@ class Guest:
         """Kill and reap every other process of the sandbox.
 
         ``kill(-1)`` holds the lock that forks need, so no fork bomb escapes; orphans become ours before their parent is
-        reaped.
+        reaped, so none is missed.
         """
         while True:
             try:

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from coderepairrl.types import Episode
 
@@ -235,11 +234,16 @@ def student_quantile(freedom: float | None, probability: float = 0.975) -> float
     >>> [round(student_quantile(n), 2) for n in (1, 2, 3, 9, 60, None)]
     [12.71, 4.3, 3.18, 2.26, 2.0, 1.96]
     """
+    # imported here, since most commands need no interval, and scipy is a quarter of their start
+    from scipy import special
+
     return float(special.ndtri(probability) if freedom is None else special.stdtrit(freedom, probability))
 
 
 def t_probability(value: float, freedom: float | None) -> float:
     """Probability of at most `value` by the distribution of `student_quantile`."""
+    from scipy import special
+
     return float(special.ndtr(value) if freedom is None else special.stdtr(freedom, value))
 
 

@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
-from coderepairrl.stats.intervals import Interval
+from coderepairrl.stats.intervals import Interval, student_quantile, t_probability
 
 
 class McNemar(NamedTuple):
@@ -44,6 +43,8 @@ def mcnemar_test(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
 
 def mcnemar_p(lost: int, gained: int) -> tuple[float, float]:
     """Exact and mid-p value for numbers of tasks solved by one policy only."""
+    from scipy import special
+
     fewer, differ = min(lost, gained), lost + gained
     tail = float(special.bdtr(fewer, differ, 0.5))
     observed = math.comb(differ, fewer) / 2**differ
@@ -113,8 +114,8 @@ def _compute_drawn_means(sums: Array, counts: Array) -> Array:
 
 def _expand_tail(clusters: int) -> float:
     """Tail probability of Hesterberg's interval."""
-    quantile = special.stdtrit(clusters - 1, 0.025)
-    return float(special.ndtr(quantile * math.sqrt(clusters / (clusters - 1))))
+    quantile = student_quantile(clusters - 1, 0.025)
+    return t_probability(quantile * math.sqrt(clusters / (clusters - 1)), None)
 
 
 def bootstrap_difference(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:

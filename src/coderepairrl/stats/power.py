@@ -13,8 +13,6 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from scipy import special
-
 from coderepairrl.stats.intervals import Interval, estimate_mean, find_end, mean_interval, student_quantile
 
 ALPHA, POWER = 0.05, 0.8
@@ -47,6 +45,8 @@ def smallest_detectable(
 
 def smallest_detectable_interval(variance: float, freedom: float, *, power: float = POWER) -> Interval:
     """Smallest detectable difference of means, given its `variance`, with the variance's interval (chi-squared)."""
+    from scipy import special
+
     seen = sum(_quantiles(power, freedom)) * math.sqrt(variance)
     # special.chdtri is of the upper tail
     low, high = (seen * math.sqrt(freedom / special.chdtri(freedom, tail)) for tail in (0.025, 0.975))

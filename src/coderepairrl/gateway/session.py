@@ -127,7 +127,7 @@ class Session:
         self._budget.check_call()
         request = self._prepend_history(request)
         call = Call(digest, self._budget.calls)
-        self._start(call, request)
+        self._start(call, request)  # before another request can join it
         self._calls[digest] = self._latest = call
         self._stored[call.name] = call, self._strip_request(request)
         self._budget.calls += 1

@@ -56,8 +56,8 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
             intervals = (row[score] for score in ("precision", "recall", "f1"))
             scores = ("undefined" if interval is None else str(Interval(**interval)) for interval in intervals)
             mistakes = Counter({other: count for other, count in each["confusion"][name].items() if other != name})
-            given = ", ".join(f"{other} {count:,}" for other, count in mistakes.most_common())
-            rows.append((name, f"{row['support']:,}", *scores, given))
+            confused = ", ".join(f"{other} {count:,}" for other, count in mistakes.most_common())
+            rows.append((name, f"{row['support']:,}", *scores, confused))
         lines += align_columns(rows, "    ")
     return lines
 
